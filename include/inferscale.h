@@ -1,0 +1,268 @@
+/*
+ * InferScale: memory for language models, kept as KV state.
+ *
+ * A fact about a user is encoded once: the model reads it and the K and V rows
+ * that it leaves in the KV cache are stored as a chunk.  When a question comes,
+ * the facts that it needs are found, their chunks are moved to their places in
+ * the prompt by one rotation each and written into the engine's cache, and only
+ * the question itself is prefilled.
+ *
+ * Conventions of this header
+ *  - A function that can fail returns is_status; IS_OK is 0.  Its last parameter
+ *    is an is_error, which may be NULL, and which then says what was wrong, with
+ *    what, and how to mend it.  Nothing in the library prints or exits.
+ *  - Strings are UTF-8, and copied where they are kept.
+ *  - What a function hands out through a pointer to a pointer belongs to the
+ *    caller, who frees it with the function named there.  Freeing NULL is fine.
+ *  - Times of day are Unix seconds, durations are milliseconds, sizes are bytes.
+ *  - An is_memory may be used from several threads at once.
+ */
+#ifndef INFERSCALE_H
+#define INFERSCALE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define IS_VERSION "0.1.0"
+
+/* ------------------------------------------------------------------ errors */
+
+typedef enum is_status {
+    IS_OK = 0,
+    IS_EINVAL,       /* an argument or an input file is not what it must be   */
+    IS_ENOMEM,       /* the system has no more memory                         */
+    IS_EIO,          /* a file or the database could not be read or written   */
+    IS_ECORRUPT,     /* stored bytes are not what was written                 */
+    IS_ENOTFOUND,    /* no such fact, scope or file                           */
+    IS_EUNSUPPORTED, /* this model or setting cannot do what was asked        */
+    IS_ELIMIT,       /* does not fit: context, budget, size of an input       */
+    IS_ECANCELED,    /* the caller cancelled, or the memory is being closed   */
+    IS_EENGINE       /* the inference engine refused or failed                */
+} is_status;
+
+typedef struct is_error {
+    is_status status;
+    char text[1024];
+} is_error;
+
+/* The status's name, such as "IS_EIO"; never NULL. */
+const char *is_status_name(is_status status);
+
+/* ------------------------------------------------------------ scope, facts */
+
+/* Whose facts.  NULL counts as "".  At least one field must not be empty. */
+typedef struct is_scope {
+    const char *tenant;
+    const char *user;
+    const char *agent;
+    const char *run;
+} is_scope;
+
+#define IS_TIME_NONE INT64_MIN /* a fact or turn whose time is not known */
+
+typedef enum is_fact_state {
+    IS_FACT_PENDING = 0, /* kept and searchable; its chunk is still to be made */
+    IS_FACT_READY = 1    /* its chunk can be injected                          */
+} is_fact_state;
+
+typedef struct is_fact {
+    int64_t id;           /* set by the library; never used twice            */
+    const char *text;     /* one statement, one line; the truth              */
+    const char *source;   /* id of the turn it came from, or NULL            */
+    int64_t time;         /* when it was said, or IS_TIME_NONE               */
+    const char *metadata; /* a JSON object as text, or NULL                  */
+    int64_t created;      /* set by the library                              */
+    is_fact_state state;  /* set by the library                              */
+} is_fact;
+
+/* One turn of a conversation: context for encoding (`window:w`), never ranked. */
+typedef struct is_turn {
+    const char *id;      /* unique within the scope, such as "D1:3"         */
+    const char *session; /* turns of one session stand in order of adding   */
+    const char *speaker;
+    const char *text;
+    int64_t time; /* or IS_TIME_NONE */
+} is_turn;
+
+typedef struct is_fact_list {
+    size_t n;
+    is_fact *facts;
+    double *scores; /* [n], for a search's result; else NULL */
+} is_fact_list;
+
+void is_fact_list_free(is_fact_list *list);
+
+/* ------------------------------------------------------------------ opening */
+
+typedef struct is_memory is_memory;
+
+typedef void (*is_log_fn)(void *user, int level, const char *line); /* 0 error, 1 warning, 2 info */
+
+typedef struct is_options {
+    const char *store;           /* folder; made when it is not there            */
+    const char *model;           /* GGUF of the chat model; NULL: no engine, so  */
+                                 /* nothing is encoded and ask is refused        */
+    const char *embedding_model; /* GGUF of the embedding model; NULL: BM25 only */
+    const char *recipe;          /* NULL: the store's own, "primed:8" when new   */
+    const char *system_prompt;   /* NULL: the default; part of the header        */
+    uint64_t host_budget;        /* bytes for chunks in host memory              */
+    uint32_t context;            /* tokens per sequence; 0: the model's, <= 8192 */
+    uint32_t slots;              /* requests answered at the same time           */
+    uint32_t threads;            /* 0: one for each core                         */
+    bool background;             /* encode new facts by itself                   */
+    is_log_fn log;               /* NULL: silent                                 */
+    void *log_user;
+} is_options;
+
+is_options is_options_default(void);
+
+/* Opens a store, loads the models, proves the layout.  *out: is_close. */
+is_status is_open(const is_options *options, is_memory **out, is_error *err);
+/* Ends running requests with IS_ECANCELED, lets the encode job in hand finish. */
+void is_close(is_memory *memory);
+
+/* ------------------------------------------------------------ adding, reading */
+
+/* Called during long work; returning false cancels it.  Any thread. */
+typedef bool (*is_progress_fn)(void *user, uint64_t done, uint64_t total);
+
+/*
+ * Adds n facts in one transaction: all or none; when it returns IS_OK they are on disk.
+ * ids: [n], may be NULL.  Text: 1 to 4096 bytes of UTF-8; line breaks become blanks.
+ */
+is_status is_add_facts(is_memory *memory, const is_scope *scope, const is_fact *facts, size_t n, int64_t *ids,
+                       is_error *err);
+/* Adds turns, in order.  A turn whose id is there already is left as it is. */
+is_status is_add_turns(is_memory *memory, const is_scope *scope, const is_turn *turns, size_t n, is_error *err);
+/* Encodes what is pending (scope NULL: everywhere) and returns when it is done. */
+is_status is_encode_pending(is_memory *memory, const is_scope *scope, is_progress_fn progress, void *user,
+                            is_error *err);
+
+/* Facts of a scope by rising id, at most `limit`, with ids > after.  Free with is_fact_list_free. */
+is_status is_list(is_memory *memory, const is_scope *scope, int64_t after, size_t limit, is_fact_list **out,
+                  is_error *err);
+/* Forgets facts: text, embedding, index, chunks, and chunks made behind them. n 0: the whole scope. */
+is_status is_forget(is_memory *memory, const is_scope *scope, const int64_t *ids, size_t n, size_t *forgotten,
+                    is_error *err);
+
+typedef struct is_filter {
+    int64_t time_from;    /* inclusive; IS_TIME_NONE: open            */
+    int64_t time_to;      /* exclusive; IS_TIME_NONE: open            */
+    const char *metadata; /* JSON object; each member must be equal   */
+} is_filter;
+
+/* The k facts that fit the query best, best first (k 1..200).  filter may be NULL. */
+is_status is_search(is_memory *memory, const is_scope *scope, const char *query, uint32_t k, const is_filter *filter,
+                    is_fact_list **out, is_error *err);
+
+/* ------------------------------------------------------------------- asking */
+
+typedef enum is_mode {
+    IS_MODE_INJECT = 0, /* chunks are written into the cache      */
+    IS_MODE_PREFILL,    /* the same tokens, prefilled as text     */
+    IS_MODE_OFF         /* no memory in the prompt                */
+} is_mode;
+
+typedef struct is_message {
+    const char *role; /* "user" or "assistant" */
+    const char *content;
+} is_message;
+
+typedef struct is_sampling {
+    float temperature; /* 0: greedy */
+    float top_p;
+    float min_p;
+    int32_t top_k;
+    float repeat_penalty;
+    float presence_penalty;
+    float frequency_penalty;
+    uint32_t seed;
+} is_sampling;
+
+/* A piece of the answer, whole UTF-8 characters; returning false cancels. */
+typedef bool (*is_token_fn)(void *user, const char *piece, size_t n_bytes);
+
+typedef struct is_ask_options {
+    uint32_t k; /* facts, 0..200 */
+    is_mode mode;
+    uint32_t fresh; /* the best m facts are prefilled behind the injected rest */
+    const is_filter *filter;
+    const is_message *history; /* earlier turns of this conversation, oldest first */
+    size_t n_history;
+    is_sampling sampling;
+    uint32_t max_tokens;
+    const char *const *stop; /* strings that end the answer */
+    size_t n_stop;
+    is_token_fn on_token; /* may be NULL */
+    void *user;
+} is_ask_options;
+
+is_ask_options is_ask_options_default(void);
+
+typedef struct is_timing {
+    double embed_ms;   /* the question's embedding                        */
+    double rank_ms;    /* scan, BM25, fusion                              */
+    double fetch_ms;   /* chunks found, read, pinned                      */
+    double inject_ms;  /* rotated, copied, written into the engine's cache */
+    double prefill_ms; /* what was not injected                           */
+    double queue_ms;   /* waiting for a slot                              */
+    double ttft_ms;    /* plan to first token: fetch, inject, prefill, queue */
+    double total_ms;   /* question to end of answer                       */
+} is_timing;
+
+typedef struct is_answer {
+    char *text;
+    const char *finish;      /* "stop", "length" or "canceled"                */
+    is_fact_list *facts;     /* in the prompt, best first, with scores        */
+    uint32_t facts_dropped;  /* did not fit into the context                  */
+    uint32_t facts_injected; /* from chunks                                   */
+    uint32_t tokens_injected;
+    uint32_t tokens_prefilled;
+    uint32_t tokens_generated;
+    uint64_t inject_bytes;
+    uint32_t refused; /* chunks that were not used: wrong checksum, fingerprint, tokens */
+    is_timing timing;
+} is_answer;
+
+/* Answers a question with the scope's facts.  *out: is_answer_free. */
+is_status is_ask(is_memory *memory, const is_scope *scope, const char *question, const is_ask_options *options,
+                 is_answer **out, is_error *err);
+void is_answer_free(is_answer *answer);
+
+/* ------------------------------------------------------------------- looking */
+
+typedef struct is_stats {
+    uint64_t scopes, facts, facts_ready, facts_pending, turns;
+    uint64_t chunks, chunk_bytes;                  /* on disk, in use            */
+    uint64_t host_bytes, host_budget, host_chunks; /* in host memory          */
+    uint64_t host_hits, host_misses;
+    uint64_t database_bytes, vector_bytes;
+} is_stats;
+
+is_status is_get_stats(is_memory *memory, is_stats *out, is_error *err);
+
+typedef struct is_verify_report {
+    uint64_t chunks_checked, chunks_bad, files_orphaned, files_missing;
+    uint64_t database_bad; /* lines of SQLite's integrity check that are not "ok" */
+} is_verify_report;
+
+/*
+ * Reads every chunk and checks it, looks for files without an entry and entries without a file, and
+ * runs the database's own check.  repair: bad and missing chunks are dropped (they are encoded again
+ * from the facts' texts), orphans are deleted.  on_problem: one line each; may be NULL.
+ */
+is_status is_verify(is_memory *memory, bool repair, void (*on_problem)(void *user, const char *line), void *user,
+                    is_verify_report *out, is_error *err);
+
+/* What the engine is and what the probe at start measured, as a JSON text.  *out: free(). */
+is_status is_describe(is_memory *memory, char **out, is_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

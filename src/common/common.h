@@ -1,0 +1,39 @@
+/*
+ * What every part uses: filling an is_error, reading clocks, checked sizes.
+ */
+#ifndef IS_COMMON_H
+#define IS_COMMON_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "inferscale.h"
+
+/* Fills err (may be NULL) and returns status, so that `return is_fail(...)` is the whole error path. */
+is_status is_fail(is_error *err, is_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* Monotonic time in milliseconds. */
+double is_now_ms(void);
+
+/* a * b and a + b; false when the result does not fit. */
+static inline bool is_mul_size(size_t a, size_t b, size_t *out)
+{
+    return !__builtin_mul_overflow(a, b, out);
+}
+static inline bool is_add_size(size_t a, size_t b, size_t *out)
+{
+    return !__builtin_add_overflow(a, b, out);
+}
+
+/* True when the n bytes are well-formed UTF-8 (RFC 3629: no surrogates, no overlong forms). */
+bool is_utf8_valid(const char *text, size_t n);
+
+/* n rounded up to a multiple of align, a power of two. */
+static inline size_t is_align_up(size_t n, size_t align)
+{
+    return (n + align - 1) & ~(align - 1);
+}
+
+#endif
