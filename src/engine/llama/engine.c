@@ -1,0 +1,432 @@
+/*
+ * The owner thread, and the operations of engine.h.
+ *
+ * One thread owns the model.  Each round it gives waiting requests to free slots, makes one batch (a token for
+ * every slot that decodes, a piece of prompt for those that prefill), decodes it, and lets each slot take
+ * its logits.  So a long prompt stalls nobody for more than a piece.  When no slot is busy it encodes;
+ * while slots are busy it encodes one target now and then, so that new facts become ready under load too.
+ */
+#include "internal.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ENCODE_UNDER_LOAD_MS 500 /* between two targets encoded while requests run: at most some 10 % of the time */
+
+void is_job_finish(is_llama *engine, is_job *job, is_status status, const is_error *err)
+{
+    if (err != NULL) job->err = *err;
+    pthread_mutex_lock(&engine->lock);
+    job->status = status;
+    job->done = true;
+    pthread_cond_broadcast(&engine->done);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+static void push(is_job **head, is_job **tail, is_job *job)
+{
+    job->next = NULL;
+    if (*tail != NULL)
+        (*tail)->next = job;
+    else
+        *head = job;
+    *tail = job;
+}
+
+static is_job *pop(is_job **head, is_job **tail)
+{
+    is_job *job = *head;
+    if (job == NULL) return NULL;
+    *head = job->next;
+    if (*head == NULL) *tail = NULL;
+    return job;
+}
+
+/* ------------------------------------------------------------ the owner thread */
+
+static uint32_t busy_slots(const is_llama *engine)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < engine->n_slots; i++) n += engine->slots[i].state != IS_SLOT_FREE;
+    return n;
+}
+
+static void end_busy(is_llama *engine, is_status status, const char *text)
+{
+    is_error err = {.status = status};
+    (void)snprintf(err.text, sizeof err.text, "%s", text);
+    for (uint32_t i = 0; i < engine->n_slots; i++)
+        if (engine->slots[i].job != NULL) is_slot_end(engine, &engine->slots[i], status, &err);
+}
+
+/* A free slot; the one that still holds this plan's memory is the best. */
+static is_slot *free_slot(is_llama *engine, uint64_t salt)
+{
+    is_slot *found = NULL;
+    for (uint32_t i = 0; i < engine->n_slots; i++) {
+        is_slot *slot = &engine->slots[i];
+        if (slot->state != IS_SLOT_FREE) continue;
+        if (salt != 0 && slot->resident_salt == salt) return slot;
+        if (found == NULL || (found->resident_salt != 0 && slot->resident_salt == 0)) found = slot;
+    }
+    return found;
+}
+
+static void start_jobs(is_llama *engine)
+{
+    while (busy_slots(engine) < engine->n_slots) {
+        pthread_mutex_lock(&engine->lock);
+        is_job *job = pop(&engine->queue, &engine->queue_tail);
+        pthread_mutex_unlock(&engine->lock);
+        if (job == NULL) return;
+        atomic_fetch_sub(&engine->waiting, 1);
+        uint64_t salt = job->kind == IS_JOB_RUN ? job->run->plan.salt : job->score->plan.salt;
+        is_slot *slot = free_slot(engine, salt);
+        is_status status = is_slot_start(engine, slot, job);
+        if (status == IS_OK) continue;
+        bool context_lost = status == IS_EENGINE;
+        is_slot_end(engine, slot, status, NULL);
+        /* A refused state ended the context, and with it what the other slots had in it. */
+        if (context_lost) end_busy(engine, IS_EENGINE, "the engine's context was renewed; ask again");
+        if (engine->context == NULL) return;
+    }
+}
+
+/* One piece of prompt, by turns: whoever used up the last piece is the last to get one of the next. */
+static void add_prompts(is_llama *engine)
+{
+    uint32_t room = IS_LLAMA_PIECE;
+    uint32_t first = engine->turn;
+    for (uint32_t i = 0; i < engine->n_slots; i++) {
+        uint32_t index = (first + i) % engine->n_slots;
+        is_slot *slot = &engine->slots[index];
+        if (slot->state != IS_SLOT_PREFILL) continue;
+        slot->n_outputs = 0;
+        if (room == 0) continue;
+        int32_t before = engine->batch.n_tokens;
+        is_slot_batch(engine, slot, room);
+        room -= (uint32_t)(engine->batch.n_tokens - before);
+        if (room == 0) engine->turn = index + 1;
+    }
+}
+
+static void serve(is_llama *engine)
+{
+    engine->batch.n_tokens = 0;
+    for (uint32_t i = 0; i < engine->n_slots; i++) {
+        if (engine->slots[i].state != IS_SLOT_DECODE) continue;
+        is_slot_batch(engine, &engine->slots[i], 1);
+    }
+    add_prompts(engine);
+    is_llama_quiet();
+    int32_t rc = llama_decode(engine->context, engine->batch);
+    if (rc != 0) {
+        is_error err;
+        (void)is_fail(&err, IS_EENGINE, "llama.cpp cannot decode (code %d): %s", rc, is_llama_last_error());
+        end_busy(engine, IS_EENGINE, err.text);
+        (void)is_context_renew(engine, NULL);
+        return;
+    }
+    for (uint32_t i = 0; i < engine->n_slots; i++)
+        if (engine->slots[i].state != IS_SLOT_FREE) is_slot_step(engine, &engine->slots[i]);
+}
+
+/* A step of the first encode job; false when it gave way to a request. */
+static bool encode(is_llama *engine, bool idle)
+{
+    pthread_mutex_lock(&engine->lock);
+    is_job *job = engine->encode_queue;
+    pthread_mutex_unlock(&engine->lock);
+    if (job == NULL) return true;
+    bool aborted, finished;
+    is_status status = is_encode_step(engine, job, idle ? IS_ENCODE_SEQUENCES : 1, idle, &aborted, &finished);
+    if (status == IS_OK && !finished) return !aborted;
+    pthread_mutex_lock(&engine->lock);
+    (void)pop(&engine->encode_queue, &engine->encode_tail);
+    pthread_mutex_unlock(&engine->lock);
+    is_job_finish(engine, job, status, NULL);
+    return true;
+}
+
+static void *owner_main(void *arg)
+{
+    is_llama *engine = arg;
+    double last_encode = 0;
+    for (;;) {
+        pthread_mutex_lock(&engine->lock);
+        while (!atomic_load(&engine->closing) && engine->queue == NULL && engine->encode_queue == NULL &&
+               busy_slots(engine) == 0)
+            pthread_cond_wait(&engine->wake, &engine->lock);
+        bool closing = atomic_load(&engine->closing);
+        pthread_mutex_unlock(&engine->lock);
+        if (closing) break;
+        start_jobs(engine);
+        if (engine->context == NULL) break;
+        bool idle = busy_slots(engine) == 0;
+        if (!idle) serve(engine);
+        if (engine->context == NULL) break;
+        /* A step that gave way does not count: requests that come and go must not hold encoding up for ever. */
+        if ((idle || is_now_ms() - last_encode > ENCODE_UNDER_LOAD_MS) && encode(engine, idle))
+            last_encode = is_now_ms();
+    }
+    end_busy(engine, IS_ECANCELED, "the engine is being closed");
+    pthread_mutex_lock(&engine->lock);
+    atomic_store(&engine->closing, true);
+    is_error err = {.status = IS_ECANCELED, .text = "the engine is being closed"};
+    for (;;) {
+        is_job *job = pop(&engine->queue, &engine->queue_tail);
+        if (job == NULL) job = pop(&engine->encode_queue, &engine->encode_tail);
+        if (job == NULL) break;
+        job->status = IS_ECANCELED;
+        job->err = err;
+        job->done = true;
+    }
+    pthread_cond_broadcast(&engine->done);
+    pthread_mutex_unlock(&engine->lock);
+    return NULL;
+}
+
+/* ------------------------------------------------------------ operations */
+
+static is_status submit(is_llama *engine, is_job *job, is_error *err)
+{
+    job->submitted_ms = is_now_ms();
+    pthread_mutex_lock(&engine->lock);
+    if (atomic_load(&engine->closing)) {
+        pthread_mutex_unlock(&engine->lock);
+        return is_fail(err, IS_ECANCELED, "the engine is closed");
+    }
+    if (job->kind == IS_JOB_ENCODE) {
+        push(&engine->encode_queue, &engine->encode_tail, job);
+    } else {
+        push(&engine->queue, &engine->queue_tail, job);
+        atomic_fetch_add(&engine->waiting, 1);
+    }
+    engine->callers++;
+    pthread_cond_signal(&engine->wake);
+    while (!job->done) pthread_cond_wait(&engine->done, &engine->lock);
+    if (--engine->callers == 0) pthread_cond_broadcast(&engine->done);
+    pthread_mutex_unlock(&engine->lock);
+    if (job->status != IS_OK && err != NULL) *err = job->err;
+    return job->status;
+}
+
+static is_status op_run(is_engine *base, const is_run *run, is_run_result *out, is_error *err)
+{
+    memset(out, 0, sizeof *out);
+    is_job job = {.kind = IS_JOB_RUN, .run = run, .result = out};
+    return submit((is_llama *)base, &job, err);
+}
+
+static is_status op_score(is_engine *base, is_score *score, is_run_stats *stats, is_error *err)
+{
+    is_job job = {.kind = IS_JOB_SCORE, .score = score, .stats = stats};
+    return submit((is_llama *)base, &job, err);
+}
+
+static is_status op_encode(is_engine *base, is_encode_job *encode_job, is_error *err)
+{
+    for (size_t i = 0; i < encode_job->n_targets; i++) encode_job->targets[i].bytes = NULL;
+    if (encode_job->n_targets == 0) return IS_OK;
+    is_job job = {.kind = IS_JOB_ENCODE, .encode = encode_job};
+    is_status status = submit((is_llama *)base, &job, err);
+    for (size_t i = 0; status != IS_OK && i < encode_job->n_targets; i++) {
+        free(encode_job->targets[i].bytes);
+        encode_job->targets[i].bytes = NULL;
+    }
+    return status;
+}
+
+static const is_layout *op_layout(is_engine *base)
+{
+    is_llama *engine = (is_llama *)base;
+    return engine->injectable ? &engine->layout : NULL;
+}
+
+static const char *op_why_not(is_engine *base)
+{
+    return ((is_llama *)base)->why_not;
+}
+
+static void op_fingerprint(is_engine *base, uint8_t out[16])
+{
+    memcpy(out, ((is_llama *)base)->fingerprint, 16);
+}
+
+static uint32_t op_context(is_engine *base)
+{
+    return ((is_llama *)base)->n_context;
+}
+
+static uint32_t op_vocab(is_engine *base)
+{
+    return (uint32_t)llama_vocab_n_tokens(((is_llama *)base)->model.vocab);
+}
+
+static is_status op_tokenize(is_engine *base, const char *text, bool special, int32_t **tokens, size_t *n,
+                             is_error *err)
+{
+    return is_prompt_tokenize(&((is_llama *)base)->model, text, special, false, tokens, n, err);
+}
+
+static is_status op_render(is_engine *base, const char *system_head, const char *system_tail,
+                           const is_message *messages, size_t n_messages, is_prompt_parts *out, is_error *err)
+{
+    return is_prompt_render(&((is_llama *)base)->model, system_head, system_tail, messages, n_messages, out, err);
+}
+
+static json_t *describe_layers(const is_llama *engine)
+{
+    const is_layout *layout = &engine->layout;
+    json_t *runs = json_array(); /* equal layers in a row are one entry */
+    for (uint32_t l = 0, end; l < layout->n_layers; l = end) {
+        const is_layer *a = &layout->layers[l];
+        for (end = l + 1; end < layout->n_layers; end++) {
+            const is_layer *b = &layout->layers[end];
+            if (a->heads != b->heads || a->k_dim != b->k_dim || a->v_dim != b->v_dim || a->window != b->window ||
+                a->rope != b->rope)
+                break;
+        }
+        json_array_append_new(runs,
+                              json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:s}", "first", (int)l, "layers",
+                                        (int)(end - l), "kv_heads", (int)a->heads, "k_dim", (int)a->k_dim, "v_dim",
+                                        (int)a->v_dim, "window", (int)a->window, "rope",
+                                        a->rope == IS_LAYER_NO_ROPE ? "none" : engine->probe.rope_names[a->rope]));
+    }
+    return runs;
+}
+
+static is_status op_describe(is_engine *base, char **json, is_error *err)
+{
+    is_llama *engine = (is_llama *)base;
+    char name[128] = "";
+    (void)llama_model_desc(engine->model.llama, name, sizeof name);
+    json_t *root =
+        json_pack("{s:s, s:s, s:i, s:i, s:i, s:b, s:s, s:f}", "engine", "llama.cpp", "model", name, "context",
+                  (int)engine->n_context, "slots", (int)engine->n_slots, "threads", (int)engine->model.threads,
+                  "injection", engine->injectable, "why_not", engine->why_not, "probe_ms", engine->probe.probe_ms);
+    if (root != NULL) json_object_set_new(root, "llama_cpp", json_string(llama_version()));
+    if (root != NULL && engine->injectable) {
+        char hex[33];
+        for (int i = 0; i < 16; i++) (void)snprintf(hex + 2 * i, 3, "%02x", engine->fingerprint[i]);
+        json_object_set_new(root, "fingerprint", json_string(hex));
+        json_object_set_new(root, "kv_type", json_string(is_dtype_name(engine->layout.dtype)));
+        json_object_set_new(root, "kv_bytes_per_token",
+                            json_integer((json_int_t)is_layout_token_bytes(&engine->layout)));
+        json_object_set_new(root, "v_transposed", json_boolean(engine->layout.v_transposed));
+        json_object_set_new(root, "layers", describe_layers(engine));
+        json_object_set_new(root, "compose", json_string(is_isa_name(is_isa_best())));
+        json_object_set_new(root, "probe",
+                            json_pack("{s:[i,i,i], s:f, s:i, s:f}", "offsets", engine->probe.offsets[0],
+                                      engine->probe.offsets[1], engine->probe.offsets[2], "max_k_error",
+                                      engine->probe.max_error, "worst_layer", (int)engine->probe.worst_layer,
+                                      "logit_error", engine->probe.logit_error));
+    }
+    *json = root == NULL ? NULL : json_dumps(root, JSON_INDENT(2));
+    json_decref(root);
+    return *json == NULL ? is_fail(err, IS_ENOMEM, "no memory to describe the engine") : IS_OK;
+}
+
+static void op_close(is_engine *base)
+{
+    is_llama *engine = (is_llama *)base;
+    if (engine->thread_started) {
+        pthread_mutex_lock(&engine->lock);
+        atomic_store(&engine->closing, true);
+        pthread_cond_signal(&engine->wake);
+        pthread_mutex_unlock(&engine->lock);
+        pthread_join(engine->thread, NULL);
+        /* The last callers were woken but may not have left yet. */
+        pthread_mutex_lock(&engine->lock);
+        while (engine->callers > 0) pthread_cond_wait(&engine->done, &engine->lock);
+        pthread_mutex_unlock(&engine->lock);
+    }
+    is_encoder_close(engine);
+    free(engine->encode_blob);
+    for (uint32_t i = 0; i < engine->n_slots; i++) {
+        free(engine->slots[i].tokens);
+        free(engine->slots[i].resident);
+    }
+    is_helpers_close(engine->helpers);
+    is_blob_close(engine);
+    if (engine->context != NULL) llama_free(engine->context);
+    if (engine->batch.token != NULL) llama_batch_free(engine->batch);
+    is_model_close(&engine->model);
+    pthread_mutex_destroy(&engine->lock);
+    pthread_cond_destroy(&engine->wake);
+    pthread_cond_destroy(&engine->done);
+    free(engine);
+}
+
+static const is_engine_ops ops = {
+    .close = op_close,
+    .layout = op_layout,
+    .why_not = op_why_not,
+    .fingerprint = op_fingerprint,
+    .context = op_context,
+    .vocab = op_vocab,
+    .tokenize = op_tokenize,
+    .render = op_render,
+    .run = op_run,
+    .score = op_score,
+    .encode = op_encode,
+    .describe = op_describe,
+};
+
+/* Tokens of one sequence: as asked, at most what the model was trained for, in the engine's steps of 256. */
+static uint32_t choose_context(const is_model *model, uint32_t asked)
+{
+    int32_t trained = llama_model_n_ctx_train(model->llama);
+    uint32_t most = trained > 0 ? (uint32_t)trained : 8192;
+    uint32_t n = asked != 0 ? asked : 8192;
+    if (n > most) n = most;
+    n = n / 256 * 256;
+    return n < 256 ? 256 : n;
+}
+
+static is_status open_serving(is_llama *engine, const is_llama_options *o, is_error *err)
+{
+    const struct llama_model *m = engine->model.llama;
+    if (llama_model_has_encoder(m) || !llama_model_has_decoder(m) ||
+        llama_vocab_type(engine->model.vocab) == LLAMA_VOCAB_TYPE_NONE ||
+        llama_vocab_type(engine->model.vocab) == LLAMA_VOCAB_TYPE_WPM)
+        return is_fail(err, IS_EUNSUPPORTED, "%s is no model that continues text; give a chat model", o->model);
+    engine->n_context = choose_context(&engine->model, o->context);
+    engine->n_slots = o->slots == 0 ? 1 : o->slots < IS_MAX_SLOTS ? o->slots : IS_MAX_SLOTS;
+    for (uint32_t i = 0; i < engine->n_slots; i++) engine->slots[i].sequence = (int32_t)i;
+    engine->batch = llama_batch_init(IS_LLAMA_PIECE + IS_MAX_SLOTS, 0, 1);
+    engine->context =
+        is_context_open(&engine->model, engine->n_context, engine->n_slots, false, IS_LLAMA_PIECE + IS_MAX_SLOTS, err);
+    if (engine->context == NULL) return IS_EENGINE;
+    return is_helpers_open(engine->model.threads - 1, &engine->helpers, err);
+}
+
+is_status is_llama_open(const is_llama_options *options, is_engine **out, is_error *err)
+{
+    *out = NULL;
+    is_llama *engine = calloc(1, sizeof *engine);
+    if (engine == NULL) return is_fail(err, IS_ENOMEM, "no memory for the engine");
+    engine->base.ops = &ops;
+    pthread_mutex_init(&engine->lock, NULL);
+    pthread_cond_init(&engine->wake, NULL);
+    pthread_cond_init(&engine->done, NULL);
+    is_status status = is_model_open(options->model, options->threads, &engine->model, err);
+    if (status == IS_OK) status = open_serving(engine, options, err);
+    if (status == IS_OK) status = is_probe(engine, options->model, err);
+    if (status == IS_OK && pthread_create(&engine->thread, NULL, owner_main, engine) != 0)
+        status = is_fail(err, IS_ENOMEM, "the system gives no thread for the engine");
+    if (status != IS_OK) {
+        op_close(&engine->base);
+        return status;
+    }
+    engine->thread_started = true;
+    if (!engine->injectable && options->log != NULL) {
+        char line[640];
+        (void)snprintf(line, sizeof line, "injection is off, every prompt is prefilled: %s", engine->why_not);
+        options->log(options->log_user, 1, line);
+    }
+    *out = &engine->base;
+    return IS_OK;
+}

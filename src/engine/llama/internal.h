@@ -1,0 +1,234 @@
+/*
+ * What the files of the llama.cpp engine share.
+ *
+ *   model.c      loading, metadata, the file's hash
+ *   ropes.c      rotations that the model file may mean
+ *   probe.c      which of them the engine really applies, and whether injection is exact
+ *   state.c      the sequence-state blob
+ *   inject.c     chunks into a sequence
+ *   encode.c     targets behind a prefix, into chunks
+ *   slot.c       one request: tokens, sampling, streaming
+ *   text.c       tokens to whole characters, stop strings
+ *   prompt.c     chat template and tokenizer
+ *   engine.c     the owner thread and the operations of engine.h
+ */
+#ifndef IS_LLAMA_INTERNAL_H
+#define IS_LLAMA_INTERNAL_H
+
+#include <llama.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "llama_engine.h"
+#include "state.h"
+
+/*
+ * Measured on SmolLM2-135M Q4_0, two cores with AVX-512: without flash attention a question of 21 tokens over
+ * 2,000 in the cache takes 36 ms (with it 78 ms), and a prefill of 2,000 tokens in pieces of 128 takes 1.95 s
+ * (with it, at its best piece of 512, 2.06 s).  So one setting is best for both sides.
+ */
+#define IS_LLAMA_PIECE      128 /* tokens of prefill between two decode steps */
+#define IS_ENCODE_SEQUENCES 8
+#define IS_ENCODE_BATCH     384 /* tokens of one encode step */
+#define IS_MAX_SLOTS        256
+
+/* ---- model.c */
+
+typedef struct is_model {
+    struct llama_model *llama;
+    const struct llama_vocab *vocab;
+    struct ggml_threadpool *pool;
+    char arch[64];
+    uint8_t file_hash[16];
+    uint32_t threads;
+} is_model;
+
+is_status is_model_open(const char *path, uint32_t threads, is_model *out, is_error *err);
+void is_model_close(is_model *model);
+/* `key` without the architecture's name in front; fallback when the file does not say. */
+double is_model_number(const is_model *model, const char *key, double fallback);
+bool is_model_text(const is_model *model, const char *key, char *out, size_t size);
+/* Routes llama.cpp's log: errors are kept for is_llama_last_error, the rest is dropped. */
+void is_llama_quiet(void);
+/* The last error line that llama.cpp logged on this thread since the last call; "" if none. */
+const char *is_llama_last_error(void);
+/* XXH3-128 over the file's length, its first 16 MiB (metadata and tokenizer) and 64 KiB of every 4 MiB behind. */
+is_status is_file_hash(const char *path, uint8_t out[16], is_error *err);
+
+/* A context of this model; NULL with an error text when it cannot be made. */
+struct llama_context *is_context_open(const is_model *model, uint32_t context, uint32_t sequences, bool unified,
+                                      uint32_t batch, is_error *err);
+
+/* ---- ropes.c */
+
+/* The rotations that a layer may have: every one that the file's metadata can mean.  Returns how many.
+ * k_dim: of the layers in question; context: tokens of one sequence. */
+typedef struct is_rope_candidate {
+    is_rope rope;
+    char name[48];
+} is_rope_candidate;
+#define IS_MAX_ROPE_CANDIDATES 12
+size_t is_rope_candidates(const is_model *model, const char *path, uint32_t k_dim, uint32_t context,
+                          is_rope_candidate *out, is_error *err);
+
+/* ---- probe.c */
+
+typedef struct is_probe_report {
+    double max_error; /* largest relative difference of moved K, over layers and offsets */
+    uint32_t worst_layer;
+    int32_t offsets[3];
+    double logit_error; /* injected at its own place against prefilled: 0 when bit for bit */
+    double probe_ms;
+    char rope_names[IS_MAX_ROPES][48];
+} is_probe_report;
+
+struct is_llama;
+/* Fills engine->layout and ->shape and sets ->injectable, or fills ->why_not. */
+is_status is_probe(struct is_llama *engine, const char *path, is_error *err);
+
+/* ---- text.c */
+
+typedef struct is_text {
+    char *all; /* the answer up to now, NUL-terminated */
+    size_t n, capacity;
+    size_t sent;           /* bytes handed to the caller */
+    unsigned char part[4]; /* bytes of a character that is not complete, not in `all` yet */
+    size_t n_part;
+    const char *const *stop;
+    size_t n_stop;
+    bool stopped; /* a stop string was met; all ends before it */
+} is_text;
+
+/* Appends a piece; *out, *n_out: what may be handed on now (whole characters, no beginning of a stop string). */
+is_status is_text_append(is_text *text, const char *piece, size_t n, const char **out, size_t *n_out, is_error *err);
+/* What is left at the end, incomplete characters cut off. */
+void is_text_finish(is_text *text, const char **out, size_t *n_out);
+
+/* ---- slot.c, engine.c */
+
+typedef enum is_job_kind { IS_JOB_RUN, IS_JOB_SCORE, IS_JOB_ENCODE } is_job_kind;
+
+/* One call from outside, waiting or in work. */
+typedef struct is_job {
+    is_job_kind kind;
+    const is_run *run;
+    is_run_result *result;
+    is_score *score;
+    is_run_stats *stats;
+    is_encode_job *encode;
+    double submitted_ms;
+    bool done;
+    is_status status;
+    is_error err;
+    struct is_job *next;
+} is_job;
+
+typedef enum is_slot_state { IS_SLOT_FREE = 0, IS_SLOT_PREFILL, IS_SLOT_DECODE } is_slot_state;
+
+typedef struct is_slot {
+    is_slot_state state;
+    int32_t sequence;
+    is_job *job;
+    int32_t *tokens; /* the prompt's tokens that are still to be prefilled, [n_tokens] */
+    uint32_t n_tokens;
+    uint32_t done;      /* of them */
+    uint32_t position;  /* tokens in the cache */
+    int32_t next_token; /* DECODE: sampled, to be decoded */
+    struct llama_sampler *sampler;
+    is_text text;
+    is_run_stats stats;
+    double started_ms;
+    int32_t first_output; /* row of its first logits in the batch in hand; -1: none */
+    uint32_t n_outputs;
+    uint64_t resident_salt; /* plan.salt of what the sequence holds; 0: nothing to reuse */
+    int32_t *resident;      /* token ids of the memory that it holds, [n_resident] */
+    uint32_t n_resident;
+} is_slot;
+
+typedef struct is_llama {
+    is_engine base;
+    is_model model;
+    struct llama_context *context;
+    uint32_t n_context; /* tokens per sequence */
+    uint32_t n_slots;
+    is_slot slots[IS_MAX_SLOTS];
+    uint32_t turn; /* the slot whose prompt comes first in the next piece */
+    struct llama_batch batch;
+
+    is_layout layout;
+    is_state_shape shape;
+    bool injectable;
+    char why_not[512];
+    uint8_t fingerprint[16];
+    is_probe_report probe;
+
+    uint8_t *blob; /* the state that is being injected; pages touched at start */
+    size_t blob_size;
+    struct is_helpers *helpers;
+
+    struct llama_context *encoder; /* made at the first encode job */
+    struct llama_batch encode_batch;
+    uint8_t *encode_blob;
+    size_t encode_blob_size;
+    int32_t *encode_prefix; /* what the encoder's sequence 0 holds, [encode_prefix_n] */
+    uint32_t encode_prefix_n;
+
+    pthread_t thread;
+    bool thread_started;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;        /* the owner thread waits here */
+    pthread_cond_t done;        /* callers wait here           */
+    uint32_t callers;           /* calls that hold on to the engine: close waits for them */
+    is_job *queue, *queue_tail; /* runs and scores */
+    is_job *encode_queue, *encode_tail;
+    atomic_uint waiting; /* runs and scores in the queue: an encode step in hand gives way to them */
+    atomic_bool closing;
+} is_llama;
+
+is_status is_slot_start(is_llama *engine, is_slot *slot, is_job *job);
+/* Adds the slot's next tokens to engine->batch, at most `piece`. */
+void is_slot_batch(is_llama *engine, is_slot *slot, uint32_t piece);
+/* Takes logits and samples after a decode; ends the slot when its job is done. */
+void is_slot_step(is_llama *engine, is_slot *slot);
+void is_slot_end(is_llama *engine, is_slot *slot, is_status status, const is_error *err);
+void is_job_finish(is_llama *engine, is_job *job, is_status status, const is_error *err);
+/* Tokens of one piece into a batch. */
+void is_batch_add(struct llama_batch *batch, int32_t token, int32_t position, int32_t sequence, bool logits);
+
+/* ---- inject.c */
+
+/* Threads that help to compose. */
+is_status is_helpers_open(uint32_t n, struct is_helpers **out, is_error *err);
+void is_helpers_close(struct is_helpers *helpers);
+/*
+ * Puts the leading chunks of a plan into a sequence that is empty; *segments: how many went in, *tokens: their
+ * tokens.  A refused set_data makes a new context: IS_EENGINE.
+ */
+is_status is_inject(is_llama *engine, int32_t sequence, const is_placed *chunks, size_t n, uint32_t n_tokens,
+                    uint64_t *bytes, is_error *err);
+/* Whether the chunk may stand for these tokens. */
+bool is_chunk_usable(const is_llama *engine, const is_segment *segment);
+/* A new serving context after the old one can no longer be trusted. */
+is_status is_context_renew(is_llama *engine, is_error *err);
+
+/* The blob's memory for this many tokens, its pages touched. */
+is_status is_blob_open(is_llama *engine, uint32_t n_tokens, is_error *err);
+void is_blob_close(is_llama *engine);
+
+/* ---- encode.c */
+
+/* Encodes the job's next targets, at most `most`.  may_abort: it gives way when a request is waiting; *aborted then. */
+is_status is_encode_step(is_llama *engine, is_job *job, uint32_t most, bool may_abort, bool *aborted, bool *finished);
+void is_encoder_close(is_llama *engine);
+/* The target's rows of the sequence's state into a new sealed chunk. */
+is_status is_chunk_extract(is_llama *engine, const uint8_t *blob, size_t size, uint32_t n_prefix, const int32_t *prefix,
+                           const char *recipe, is_encode_target *target, is_error *err);
+
+/* ---- prompt.c */
+
+is_status is_prompt_tokenize(const is_model *model, const char *text, bool special, bool bos, int32_t **tokens,
+                             size_t *n, is_error *err);
+is_status is_prompt_render(const is_model *model, const char *system_head, const char *system_tail,
+                           const is_message *messages, size_t n_messages, is_prompt_parts *out, is_error *err);
+
+#endif
