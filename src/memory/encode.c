@@ -1,0 +1,330 @@
+/*
+ * Pending facts become chunks.
+ *
+ * Whoever encodes (the worker in the background, or is_encode_pending) takes facts without a usable chunk,
+ * scope by scope, puts those with the same prefix into one job for the engine, and stores what comes back
+ * together with the ids of the facts in the prefix: when one of those is forgotten, the chunk goes too.
+ *
+ * The primer of a scope is its n oldest facts, the same for all, so that its KV is computed once for many
+ * facts.  A fact that is in the primer itself has the next oldest in its place.
+ */
+#include "memory.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PAGE 64 /* facts looked up at a time   */
+#define JOB  32 /* facts of one engine job     */
+
+typedef struct encode_run {
+    is_memory *memory;
+    is_progress_fn progress; /* may be NULL */
+    void *user;
+    uint64_t done, total;
+} encode_run;
+
+void is_prefix_free(is_prefix *prefix)
+{
+    free(prefix->tokens);
+    free(prefix->deps);
+    memset(prefix, 0, sizeof *prefix);
+}
+
+static is_status append(is_prefix *p, const int32_t *tokens, size_t n, is_error *err)
+{
+    int32_t *grown = realloc(p->tokens, (p->n + n + 1) * sizeof *grown);
+    if (grown == NULL) return is_fail(err, IS_ENOMEM, "no memory for a prefix of %zu tokens", p->n + n);
+    memcpy(grown + p->n, tokens, n * sizeof *tokens);
+    p->tokens = grown;
+    p->n += (uint32_t)n;
+    return IS_OK;
+}
+
+static is_status append_primer(is_memory *memory, const is_fact_list *primer, const is_fact *fact, uint32_t most,
+                               is_prefix *p, is_error *err)
+{
+    p->deps = malloc((most + 1) * sizeof *p->deps);
+    if (p->deps == NULL) return is_fail(err, IS_ENOMEM, "no memory for a primer");
+    for (size_t i = 0; i < primer->n && p->n_deps < most; i++) {
+        if (primer->facts[i].id == fact->id) continue;
+        int32_t *tokens;
+        uint32_t n;
+        is_status status = is_fact_tokens(memory, &primer->facts[i], &tokens, &n, err);
+        if (status != IS_OK) return status;
+        status = append(p, tokens, n, err);
+        free(tokens);
+        if (status != IS_OK) return status;
+        p->deps[p->n_deps++] = primer->facts[i].id;
+    }
+    return IS_OK;
+}
+
+static is_status append_window(is_memory *memory, int64_t scope, const is_fact *fact, uint32_t w, is_prefix *p,
+                               is_error *err)
+{
+    is_turn_list *turns = NULL;
+    if (w == 0 || fact->source == NULL) return IS_OK;
+    is_status status = is_store_window(memory->store, scope, fact->source, w, &turns, err);
+    for (size_t i = 0; status == IS_OK && i < turns->n; i++) {
+        const is_turn *t = &turns->turns[i];
+        size_t size = strlen(t->speaker == NULL ? "" : t->speaker) + strlen(t->text) + 4;
+        char *line = malloc(size);
+        if (line == NULL) {
+            status = is_fail(err, IS_ENOMEM, "no memory for a window");
+            break;
+        }
+        (void)snprintf(line, size, "%s: %s\n", t->speaker == NULL ? "" : t->speaker, t->text);
+        int32_t *tokens = NULL;
+        size_t n = 0;
+        status = memory->engine->ops->tokenize(memory->engine, line, false, &tokens, &n, err);
+        if (status == IS_OK) status = append(p, tokens, n, err);
+        free(tokens);
+        free(line);
+    }
+    is_turn_list_free(turns);
+    return status;
+}
+
+is_status is_prefix_build(is_memory *memory, int64_t scope, const is_recipe *recipe, const is_fact_list *primer,
+                          const is_fact *fact, is_prefix *out, is_error *err)
+{
+    memset(out, 0, sizeof *out);
+    is_status status = IS_OK;
+    if (recipe->header) status = append(out, memory->header, memory->n_header, err);
+    if (status == IS_OK && recipe->primer > 0) status = append_primer(memory, primer, fact, recipe->primer, out, err);
+    if (status == IS_OK) status = append_window(memory, scope, fact, recipe->window, out, err);
+    if (status != IS_OK) is_prefix_free(out);
+    return status;
+}
+
+/* ------------------------------------------------------------ one job */
+
+typedef struct batch {
+    is_prefix prefix;
+    is_encode_target targets[JOB];
+    int32_t *tokens[JOB];
+    int64_t ids[JOB];
+    size_t n;
+} batch;
+
+static void batch_clear(batch *b)
+{
+    for (size_t i = 0; i < b->n; i++) {
+        free(b->tokens[i]);
+        free(b->targets[i].bytes);
+    }
+    is_prefix_free(&b->prefix);
+    b->n = 0;
+}
+
+static bool same_prefix(const is_prefix *a, const is_prefix *b)
+{
+    return a->n == b->n && (a->n == 0 || memcmp(a->tokens, b->tokens, a->n * sizeof *a->tokens) == 0);
+}
+
+static is_status tick(encode_run *run, uint64_t n, is_error *err)
+{
+    run->done += n;
+    if (run->done > run->total) run->total = run->done; /* facts were added meanwhile */
+    if (run->progress != NULL && !run->progress(run->user, run->done, run->total))
+        return is_fail(err, IS_ECANCELED, "encoding was stopped after %llu facts; the rest stays pending",
+                       (unsigned long long)run->done);
+    if (run->memory->closing) return is_fail(err, IS_ECANCELED, "the memory is being closed");
+    return IS_OK;
+}
+
+/* Encodes the batch and stores its chunks. */
+static is_status batch_run(encode_run *run, int64_t scope, batch *b, is_error *err)
+{
+    is_memory *m = run->memory;
+    if (b->n == 0) return IS_OK;
+    is_encode_job job = {.prefix = b->prefix.tokens,
+                         .n_prefix = b->prefix.n,
+                         .recipe = m->recipe_name,
+                         .targets = b->targets,
+                         .n_targets = b->n};
+    is_status status = m->engine->ops->encode(m->engine, &job, err);
+    for (size_t i = 0; status == IS_OK && i < b->n; i++) {
+        is_error why = {0};
+        status = is_store_put_chunk(m->store, scope, b->ids[i], &m->key, b->targets[i].bytes, b->targets[i].size,
+                                    b->prefix.deps, b->prefix.n_deps, &why);
+        if (status == IS_ENOTFOUND) status = IS_OK; /* forgotten meanwhile, or its primer was */
+        if (status != IS_OK && err != NULL) *err = why;
+    }
+    size_t n = b->n;
+    batch_clear(b);
+    return status == IS_OK ? tick(run, n, err) : status;
+}
+
+/* Adds a fact to the batch; a batch that is full or has another prefix is run first. */
+static is_status batch_add(encode_run *run, int64_t scope, const is_fact_list *primer, const is_fact *fact, batch *b,
+                           is_error *err)
+{
+    is_memory *m = run->memory;
+    is_prefix prefix;
+    is_status status = is_prefix_build(m, scope, &m->recipe, primer, fact, &prefix, err);
+    if (status == IS_OK && b->n > 0 && (b->n == JOB || !same_prefix(&prefix, &b->prefix)))
+        status = batch_run(run, scope, b, err);
+    int32_t *tokens = NULL;
+    uint32_t n = 0;
+    if (status == IS_OK) status = is_fact_tokens(m, fact, &tokens, &n, err);
+    if (status != IS_OK) {
+        is_prefix_free(&prefix);
+        return status;
+    }
+    if (b->n == 0)
+        b->prefix = prefix;
+    else
+        is_prefix_free(&prefix);
+    b->tokens[b->n] = tokens;
+    b->ids[b->n] = fact->id;
+    b->targets[b->n] = (is_encode_target){.tokens = tokens, .n_tokens = n};
+    b->n++;
+    return IS_OK;
+}
+
+/* ------------------------------------------------------------ everything pending */
+
+static bool in_list(const is_fact_list *list, int64_t id)
+{
+    for (size_t i = 0; i < list->n; i++)
+        if (list->facts[i].id == id) return true;
+    return false;
+}
+
+/*
+ * Encodes a page of one scope's facts.  Those outside the primer share one prefix and go first; the primer's
+ * own follow from the youngest to the oldest, so that each prefix begins as the one before it.
+ */
+static is_status encode_page(encode_run *run, int64_t scope, const is_fact_list *page, size_t begin, size_t end,
+                             is_error *err)
+{
+    is_memory *m = run->memory;
+    is_fact_list *primer = NULL;
+    batch b = {.n = 0};
+    is_status status = is_store_list(m->store, scope, 0, m->recipe.primer + 1, &primer, err);
+    for (size_t i = begin; status == IS_OK && i < end; i++)
+        if (!in_list(primer, page->facts[i].id)) status = batch_add(run, scope, primer, &page->facts[i], &b, err);
+    for (size_t i = end; status == IS_OK && i-- > begin;)
+        if (in_list(primer, page->facts[i].id)) status = batch_add(run, scope, primer, &page->facts[i], &b, err);
+    if (status == IS_OK) status = batch_run(run, scope, &b, err);
+    batch_clear(&b);
+    is_fact_list_free(primer);
+    return status;
+}
+
+static is_status encode_chunk_of_header(is_memory *m, is_error *err)
+{
+    bool ready = false;
+    const int64_t id = 0;
+    is_status status = is_store_ready(m->store, 0, &id, 1, &m->key, &ready, err);
+    if (status != IS_OK || ready) return status;
+    is_encode_target target = {.tokens = m->header, .n_tokens = m->n_header};
+    is_encode_job job = {.recipe = "header", .targets = &target, .n_targets = 1};
+    status = m->engine->ops->encode(m->engine, &job, err);
+    if (status == IS_OK) status = is_store_put_chunk(m->store, 0, 0, &m->key, target.bytes, target.size, NULL, 0, err);
+    free(target.bytes);
+    return status;
+}
+
+static is_status encode_all(encode_run *run, int64_t scope, is_error *err)
+{
+    is_memory *m = run->memory;
+    int64_t after = 0;
+    is_status status = encode_chunk_of_header(m, err);
+    while (status == IS_OK) {
+        is_fact_list *page = NULL;
+        int64_t *scopes = NULL;
+        status = is_store_pending(m->store, scope, &m->key, after, PAGE, &page, &scopes, err);
+        if (status != IS_OK) break;
+        size_t n = page->n;
+        for (size_t begin = 0, end; status == IS_OK && begin < n; begin = end) {
+            for (end = begin + 1; end < n && scopes[end] == scopes[begin]; end++) {
+            }
+            status = encode_page(run, scopes[begin], page, begin, end, err);
+        }
+        if (n > 0) after = page->facts[n - 1].id;
+        is_fact_list_free(page);
+        free(scopes);
+        if (n == 0) break;
+    }
+    return status;
+}
+
+static is_status encode_locked(is_memory *m, int64_t scope, is_progress_fn progress, void *user, is_error *err)
+{
+    encode_run run = {.memory = m, .progress = progress, .user = user};
+    is_status status = is_store_count_pending(m->store, scope, &m->key, &run.total, err);
+    if (status == IS_OK && run.total > 0 && progress != NULL) status = tick(&run, 0, err);
+    if (status == IS_OK) status = encode_all(&run, scope, err);
+    uint64_t dropped = 0;
+    /* With everything encoded, what an earlier recipe, model or header left is only in the way. */
+    if (status == IS_OK && scope == 0) status = is_store_drop_stale(m->store, &m->key, &dropped, err);
+    if (dropped > 0)
+        is_memory_log(m, 2, "%llu chunks of an earlier recipe, model or header were deleted",
+                      (unsigned long long)dropped);
+    return status;
+}
+
+is_status is_encode_pending(is_memory *memory, const is_scope *scope, is_progress_fn progress, void *user,
+                            is_error *err)
+{
+    int64_t number = 0;
+    if (memory->engine == NULL)
+        return is_fail(err, IS_EUNSUPPORTED, "the memory was opened without a model; open it with one to encode");
+    if (memory->engine->ops->layout(memory->engine) == NULL) return IS_OK; /* served by prefill: nothing to make */
+    if (scope != NULL) {
+        is_status status = is_memory_scope(memory, scope, false, &number, err);
+        if (status != IS_OK) return status;
+    }
+    pthread_mutex_lock(&memory->encode_lock);
+    is_status status = encode_locked(memory, number, progress, user, err);
+    pthread_mutex_unlock(&memory->encode_lock);
+    return status;
+}
+
+/* ------------------------------------------------------------ the worker */
+
+static void *worker_main(void *arg)
+{
+    is_memory *m = arg;
+    is_error err = {0};
+    if (is_store_warm(m->store, &m->key, &m->closing, &err) != IS_OK) is_memory_log(m, 1, "warming up: %s", err.text);
+    for (;;) {
+        is_status status = is_encode_pending(m, NULL, NULL, NULL, &err);
+        if (status != IS_OK && status != IS_ECANCELED) is_memory_log(m, 0, "encoding: %s", err.text);
+        pthread_mutex_lock(&m->worker_lock);
+        while (!m->work && !m->closing) pthread_cond_wait(&m->worker_wake, &m->worker_lock);
+        m->work = false;
+        bool closing = m->closing;
+        pthread_mutex_unlock(&m->worker_lock);
+        if (closing) return NULL;
+    }
+}
+
+is_status is_worker_start(is_memory *memory, is_error *err)
+{
+    if (pthread_create(&memory->worker, NULL, worker_main, memory) != 0)
+        return is_fail(err, IS_ENOMEM, "the system gives no thread for encoding");
+    memory->worker_started = true;
+    return IS_OK;
+}
+
+void is_worker_stop(is_memory *memory)
+{
+    pthread_mutex_lock(&memory->worker_lock);
+    memory->closing = true;
+    pthread_cond_signal(&memory->worker_wake);
+    pthread_mutex_unlock(&memory->worker_lock);
+    if (memory->worker_started) pthread_join(memory->worker, NULL);
+    memory->worker_started = false;
+}
+
+void is_worker_notify(is_memory *memory)
+{
+    pthread_mutex_lock(&memory->worker_lock);
+    memory->work = true;
+    pthread_cond_signal(&memory->worker_wake);
+    pthread_mutex_unlock(&memory->worker_lock);
+}

@@ -1,0 +1,183 @@
+/*
+ * Plans: one prompt as header, facts and tail.
+ *
+ * Facts stand in reverse rank, the best nearest the question.  Those with a chunk come first, so that what can
+ * be injected is one run at the front; those without (not encoded yet, or wanted fresh) stand behind them in
+ * the same order.  What does not fit into the context is dropped from the worst end.  The token sequence is the
+ * same in inject and in prefill mode.
+ */
+#include "memory.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "../common/time.h"
+
+/* Stands between the system prompt and the first fact. */
+#define FACTS_INTRO "\n\nYou remember these facts about the user. The last ones fit the question best.\n"
+
+char *is_fact_line(const is_fact *fact)
+{
+    char date[16];
+    size_t size = strlen(fact->text) + 32;
+    char *line = malloc(size);
+    if (line == NULL) return NULL;
+    if (is_time_format_date(fact->time, date))
+        (void)snprintf(line, size, "- %s: %s\n", date, fact->text);
+    else
+        (void)snprintf(line, size, "- %s\n", fact->text);
+    return line;
+}
+
+is_status is_fact_tokens(is_memory *memory, const is_fact *fact, int32_t **tokens, uint32_t *n, is_error *err)
+{
+    char *line = is_fact_line(fact);
+    size_t count;
+    if (line == NULL) return is_fail(err, IS_ENOMEM, "no memory for a fact's line");
+    is_status status = memory->engine->ops->tokenize(memory->engine, line, false, tokens, &count, err);
+    free(line);
+    if (status == IS_OK) *n = (uint32_t)count;
+    return status;
+}
+
+static is_status render(is_memory *memory, bool with_facts, const is_message *messages, size_t n,
+                        is_prompt_parts *parts, is_error *err)
+{
+    size_t size = strlen(memory->system_prompt) + sizeof FACTS_INTRO;
+    char *head = malloc(size);
+    if (head == NULL) return is_fail(err, IS_ENOMEM, "no memory for the system prompt");
+    (void)snprintf(head, size, "%s%s", memory->system_prompt, with_facts ? FACTS_INTRO : "");
+    is_status status = memory->engine->ops->render(memory->engine, head, "", messages, n, parts, err);
+    free(head);
+    return status;
+}
+
+is_status is_plan_header(is_memory *memory, is_error *err)
+{
+    /* The header must not depend on the messages; any will do. */
+    const is_message message = {"user", "?"};
+    is_prompt_parts parts;
+    is_status status = render(memory, true, &message, 1, &parts, err);
+    if (status != IS_OK) return status;
+    free(parts.tail);
+    free(memory->header);
+    memory->header = parts.header;
+    memory->n_header = (uint32_t)parts.n_header;
+    memory->engine->ops->fingerprint(memory->engine, memory->key.fingerprint);
+    XXH128_canonical_t hash;
+    XXH128_canonicalFromHash(&hash, XXH3_128bits(parts.header, parts.n_header * sizeof *parts.header));
+    memcpy(memory->key.header, hash.digest, sizeof memory->key.header);
+    return IS_OK;
+}
+
+static is_status pin_chunks(is_memory *memory, int64_t scope, const is_fact_list *facts, is_prompt *p, is_error *err)
+{
+    p->n_pins = facts->n + 1;
+    p->pins = calloc(p->n_pins, sizeof(is_pin *));
+    int64_t *ids = calloc(p->n_pins, sizeof *ids);
+    is_status status = IS_OK;
+    if (p->pins == NULL || ids == NULL) status = is_fail(err, IS_ENOMEM, "no memory for %zu chunks", facts->n);
+    for (size_t i = 0; status == IS_OK && i < facts->n; i++) ids[i + 1] = facts->facts[i].id;
+    const int64_t header = 0;
+    if (status == IS_OK) status = is_store_pin(memory->store, 0, &header, 1, &memory->key, p->pins, &p->refused, err);
+    size_t refused = 0;
+    if (status == IS_OK && facts->n > 0)
+        status = is_store_pin(memory->store, scope, ids + 1, facts->n, &memory->key, p->pins + 1, &refused, err);
+    p->refused += refused;
+    free(ids);
+    return status;
+}
+
+/* Keeps a token array for is_prompt_free; takes it over in any case. */
+static is_status own(is_prompt *p, int32_t *tokens, is_error *err)
+{
+    int32_t **grown = realloc(p->owned, (p->n_owned + 1) * sizeof *grown);
+    if (grown == NULL) {
+        free(tokens);
+        return is_fail(err, IS_ENOMEM, "no memory for the prompt");
+    }
+    p->owned = grown;
+    p->owned[p->n_owned++] = tokens;
+    return IS_OK;
+}
+
+/* Tokenizes the facts from the best on until the context is full: lines[i] is fact i's. */
+static is_status tokenize_facts(is_memory *memory, const is_fact_list *facts, uint32_t room, is_segment *lines,
+                                is_prompt *p, is_error *err)
+{
+    uint32_t used = 0;
+    for (size_t i = 0; i < facts->n; i++) {
+        int32_t *tokens;
+        uint32_t n;
+        is_status status = is_fact_tokens(memory, &facts->facts[i], &tokens, &n, err);
+        if (status == IS_OK) status = own(p, tokens, err);
+        if (status != IS_OK) return status;
+        if (n > room - used) {
+            p->dropped = (uint32_t)(facts->n - i);
+            return IS_OK;
+        }
+        used += n;
+        lines[p->n_facts++] =
+            (is_segment){tokens, n, p->pins == NULL || p->pins[i + 1] == NULL ? NULL : is_pin_chunk(p->pins[i + 1])};
+    }
+    return IS_OK;
+}
+
+/* Header, chunks in reverse rank, the rest in reverse rank, tail. */
+static void order_segments(is_memory *memory, const is_segment *lines, uint32_t fresh, const is_prompt_parts *parts,
+                           is_prompt *p)
+{
+    is_segment *at = p->segments;
+    const is_chunk *header = p->pins == NULL || p->pins[0] == NULL ? NULL : is_pin_chunk(p->pins[0]);
+    *at++ = p->n_facts > 0 || header != NULL ? (is_segment){memory->header, memory->n_header, header}
+                                             : (is_segment){parts->header, (uint32_t)parts->n_header, NULL};
+    for (uint32_t i = p->n_facts; i-- > 0;)
+        if (lines[i].chunk != NULL && i >= fresh) *at++ = lines[i];
+    for (uint32_t i = p->n_facts; i-- > 0;)
+        if (lines[i].chunk == NULL || i < fresh) *at++ = (is_segment){lines[i].tokens, lines[i].n_tokens, NULL};
+    *at++ = (is_segment){parts->tail, (uint32_t)parts->n_tail, NULL};
+    p->plan.segments = p->segments;
+    p->plan.n_segments = (size_t)(at - p->segments);
+}
+
+is_status is_prompt_build(is_memory *memory, int64_t scope, const is_fact_list *facts, const is_prompt_options *o,
+                          is_prompt *p, is_error *err)
+{
+    static const is_fact_list none;
+    is_prompt_parts parts = {0};
+    bool memories = o->mode != IS_MODE_OFF;
+    if (!memories) facts = &none;
+    memset(p, 0, sizeof *p);
+    is_segment *lines = calloc(facts->n + 1, sizeof *lines);
+    p->segments = calloc(facts->n + 2, sizeof *p->segments);
+    is_status status =
+        lines == NULL || p->segments == NULL ? is_fail(err, IS_ENOMEM, "no memory for the prompt") : IS_OK;
+    if (status == IS_OK) status = render(memory, memories, o->messages, o->n_messages, &parts, err);
+    if (status == IS_OK) status = own(p, parts.header, err);
+    if (status == IS_OK) status = own(p, parts.tail, err);
+    bool chunks = memories && memory->engine->ops->layout(memory->engine) != NULL;
+    if (status == IS_OK && chunks) status = pin_chunks(memory, scope, facts, p, err);
+    if (status == IS_OK) {
+        uint32_t context = memory->engine->ops->context(memory->engine);
+        uint64_t fixed = (uint64_t)parts.n_header + parts.n_tail + o->reserve;
+        uint32_t room = fixed < context ? context - (uint32_t)fixed : 0;
+        status = tokenize_facts(memory, facts, room, lines, p, err);
+    }
+    if (status == IS_OK) order_segments(memory, lines, o->fresh, &parts, p);
+    p->plan.inject = o->mode == IS_MODE_INJECT;
+    free(lines);
+    if (status != IS_OK) is_prompt_free(memory, p);
+    return status;
+}
+
+void is_prompt_free(is_memory *memory, is_prompt *p)
+{
+    if (p->pins != NULL) is_store_unpin(memory->store, p->pins, p->n_pins);
+    free(p->pins);
+    for (size_t i = 0; i < p->n_owned; i++) free(p->owned[i]);
+    free(p->owned);
+    free(p->segments);
+    memset(p, 0, sizeof *p);
+}
