@@ -2,36 +2,61 @@
 #
 #   make demo    install, fetch, build, and run the main job on the bundled sample conversation
 #   make test    install, fetch, build, and pass every test
+#   make lint    formatting, clang's warnings, clang-tidy
+#   make bench   the figures of the README, measured here
 #   make         build build/inferscale with what is installed already
 #
-# A variant is a folder of its own: build/release, build/asan (ASan + UBSan), build/tsan (TSan).
+# A variant is a folder of its own: build/release, build/asan (ASan + UBSan), build/tsan (TSan), build/fuzz
+# (libFuzzer, ASan, UBSan) and build/clang (clang's warnings).
 
-CACHE   := $(or $(INFERSCALE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/inferscale)
 VARIANT ?= release
 B       := build/$(VARIANT)
 
--include build/engine.mk   # ENGINE_DIR: where scripts/setup put the engine (headers in include, libraries in lib)
+-include build/engine.mk # ENGINE_DIR: where scripts/setup.sh put the engine (headers in include, libraries in lib)
 
-WARN    := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror
-BASE    := -std=c11 -D_GNU_SOURCE -Iinclude -Isrc -isystem $(ENGINE_DIR)/include -ffp-contract=off -fno-math-errno -g -pthread
-release := -O2 -fno-semantic-interposition
-asan    := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-tsan    := -O1 -fsanitize=thread -fno-omit-frame-pointer
-CFLAGS  := $(BASE) $(WARN) $($(VARIANT)) $(EXTRA_CFLAGS)
-LDFLAGS := -pthread $($(VARIANT)) -L$(ENGINE_DIR)/lib -Wl,-rpath,$(ENGINE_DIR)/lib
-LDLIBS  := -Wl,--as-needed -lllama -lggml -lggml-base -lggml-cpu -lsqlite3 -ljansson -lxxhash -lm
+clang_variants := fuzz clang
+CC       := $(if $(filter $(VARIANT),$(clang_variants)),clang,gcc)
+WARN     := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror
+BASE     := -std=c11 -D_GNU_SOURCE -Iinclude -Isrc -isystem $(ENGINE_DIR)/include -ffp-contract=off -fno-math-errno -g -pthread
+release  := -O2 -fno-semantic-interposition
+asan     := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+tsan     := -O1 -fsanitize=thread -fno-omit-frame-pointer
+fuzz     := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+clang    := -O1
+CFLAGS   := $(BASE) $(WARN) $($(VARIANT)) $(EXTRA_CFLAGS)
+LDFLAGS  := -pthread $($(VARIANT)) -L$(ENGINE_DIR)/lib -Wl,-rpath,$(ENGINE_DIR)/lib
+LDLIBS   := -Wl,--as-needed -lllama -lggml -lggml-base -lggml-cpu -lsqlite3 -ljansson -lxxhash -lm
 
-LIB_SRC := $(wildcard src/common/*.c src/kv/*.c src/store/*.c src/retrieve/*.c src/engine/*.c src/engine/*/*.c src/memory/*.c)
-CLI_SRC := $(wildcard src/cli/*.c)
-TESTS   := $(patsubst tests/test_%.c,test_%,$(wildcard tests/test_*.c))
-FUZZERS := $(patsubst tests/fuzz_%.c,fuzz_%,$(wildcard tests/fuzz_*.c))
-LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o)
-CLI_OBJ := $(CLI_SRC:%.c=$(B)/%.o)
+LIB_SRC  := $(wildcard src/common/*.c src/kv/*.c src/store/*.c src/retrieve/*.c src/engine/*/*.c src/memory/*.c)
+CLI_SRC  := $(wildcard src/cli/*.c)
+TEST_SRC := $(wildcard tests/test_*.c tests/crash_*.c)
+FUZZ_SRC := $(wildcard tests/fuzz_*.c)
+LIB_OBJ  := $(LIB_SRC:%.c=$(B)/%.o)
+CLI_OBJ  := $(CLI_SRC:%.c=$(B)/%.o)
 
-.PHONY: all demo test check setup setup-test clean format lint
+TESTS      := $(TEST_SRC:%.c=%)
+TSAN_TESTS := $(filter tests/test_scan tests/test_retrieve tests/test_store_chunks tests/test_engine_serve tests/test_memory,$(TESTS))
+PROGRAMS   := $(TESTS:%=build/asan/%) $(TESTS:%=build/release/%) $(TSAN_TESTS:%=build/tsan/%) $(FUZZ_SRC:%.c=build/fuzz/%)
+
+.PHONY: all demo test check bench setup setup-test lint format clean tests-of-variant
 .SECONDARY:
 
 all: build/inferscale
+
+# What was set up is read when make starts, so these begin a make of their own behind it.
+demo: setup
+	@$(MAKE) --no-print-directory build/inferscale
+	@build/inferscale demo
+
+test: setup-test
+	@$(MAKE) --no-print-directory check
+
+bench: setup
+	@$(MAKE) --no-print-directory build/inferscale
+	build/inferscale bench ttft
+	build/inferscale bench encode
+	build/inferscale bench retrieve
+	build/inferscale bench fidelity $(if $(LOCOMO),--data $(LOCOMO))
 
 # System packages, engine and models; a moment where all of that is there already.
 setup:
@@ -39,6 +64,14 @@ setup:
 
 setup-test:
 	@scripts/setup.sh --test
+
+check: build/inferscale
+	@for v in release asan; do $(MAKE) --no-print-directory VARIANT=$$v tests-of-variant || exit 1; done
+	@$(MAKE) --no-print-directory VARIANT=tsan $(TSAN_TESTS:%=build/tsan/%)
+	@$(MAKE) --no-print-directory VARIANT=fuzz $(FUZZ_SRC:%.c=build/fuzz/%)
+	@scripts/test.sh $(PROGRAMS) $(wildcard tests/test_*.sh)
+
+tests-of-variant: $(TESTS:%=$(B)/%)
 
 build/inferscale: build/release/inferscale
 	ln -sf release/inferscale $@
@@ -49,15 +82,37 @@ $(B)/inferscale: $(CLI_OBJ) $(B)/libinferscale.a
 $(B)/libinferscale.a: $(LIB_OBJ)
 	rm -f $@ && $(AR) rcs $@ $^
 
-$(B)/%.o: %.c
+# build/engine.mk is written anew when the engine is another one.
+$(B)/%.o: %.c build/engine.mk
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+
+$(B)/tests/fuzz_%: $(B)/tests/fuzz_%.o $(B)/libinferscale.a
+	$(CC) $(LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LDLIBS)
 
 $(B)/tests/%: $(B)/tests/%.o $(B)/libinferscale.a
 	$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LDLIBS)
 
+build/engine.mk:
+	$(error nothing is set up yet; run `make demo`, `make test` or scripts/setup.sh first)
+
 # What one instruction set needs is compiled with its flags in a file of its own.
+ifeq ($(shell uname -m),x86_64)
 $(B)/src/%_avx2.o: CFLAGS += -mavx2 -mf16c -mfma
 $(B)/src/%_avx512.o: CFLAGS += -mavx512f -mavx512bw -mavx512vl -mavx512dq -mf16c -mfma
+endif
+
+FORMATTED := $(wildcard include/*.h src/*/*.[ch] src/*/*/*.[ch] tests/*.[ch] scripts/*.c)
+
+format:
+	clang-format -i $(FORMATTED)
+
+lint:
+	clang-format --dry-run -Werror $(FORMATTED)
+	@$(MAKE) --no-print-directory VARIANT=clang build/clang/inferscale $(TESTS:%=build/clang/%)
+	printf '%s\n' $(LIB_SRC) $(CLI_SRC) | xargs -P $(shell nproc) -I FILE clang-tidy --quiet FILE -- $(BASE) 2>build/tidy.log
+
+clean:
+	rm -rf build/release build/asan build/tsan build/fuzz build/clang build/inferscale
 
 -include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(wildcard $(B)/tests/*.d)

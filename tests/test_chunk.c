@@ -61,6 +61,7 @@ static made filled(const is_layout *layout, uint32_t n_tokens)
     is_chunk_info info = {.recipe = "primed:8", .p_ref = 77, .n_tokens = n_tokens};
     memset(info.fingerprint, 0x11, 16);
     memset(info.context, 0x22, 16);
+    memset(info.text, 0x33, 16);
     int32_t *tokens = calloc(n_tokens, sizeof *tokens);
     assert_non_null(tokens);
     for (uint32_t i = 0; i < n_tokens; i++) tokens[i] = (int32_t)i * 3 + 1;
@@ -185,7 +186,7 @@ static void what_is_written_comes_back(void **state)
             assert_int_equal(chunk.info.n_tokens, lengths[n]);
             assert_string_equal(chunk.info.recipe, "primed:8");
             for (int i = 0; i < 16; i++)
-                assert_true(chunk.info.fingerprint[i] == 0x11 && chunk.info.context[i] == 0x22);
+                assert_true(chunk.info.fingerprint[i] == 0x11 && chunk.info.context[i] == 0x22 && chunk.info.text[i] == 0x33);
             assert_int_equal(chunk.dtype, dtypes[d]);
             assert_int_equal(chunk.v_transposed, d % 2 == 0);
             assert_int_equal(chunk.n_layers, 3);
@@ -365,7 +366,8 @@ static void a_right_hash_makes_no_number_right(void **state)
                                UINT64_MAX - 63,
                                UINT64_MAX};
     for (size_t at = 8; at < 256 + 3 * 48; at += 4) {
-        bool free_to_choose = at == 28 || (at >= 48 && at < 144); /* p_ref, fingerprint, context, recipe */
+        bool free_to_choose = at == 28 || (at >= 48 && at < 144) || (at >= 176 && at < 192);
+        /* p_ref, fingerprint, context, recipe, text */
         bool hashes = at >= 144 && at < 176;
         if (free_to_choose || hashes) continue;
         for (size_t v = 0; v < sizeof values / sizeof *values; v++) {

@@ -4,15 +4,14 @@
 #include <stdio.h>
 #include <time.h>
 
-is_status is_fail(is_error *err, is_status status, const char *format, ...)
+void is_error_set(is_error *err, is_status status, const char *format, ...)
 {
-    if (err == NULL) return status;
+    if (err == NULL) return;
     err->status = status;
     va_list args;
     va_start(args, format);
     (void)vsnprintf(err->text, sizeof err->text, format, args);
     va_end(args);
-    return status;
 }
 
 const char *is_status_name(is_status status)

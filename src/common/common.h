@@ -11,8 +11,14 @@
 
 #include "inferscale.h"
 
-/* Fills err (may be NULL) and returns status, so that `return is_fail(...)` is the whole error path. */
-is_status is_fail(is_error *err, is_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* Fills err (may be NULL). */
+void is_error_set(is_error *err, is_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/*
+ * Fills err and is the status, so that `return is_fail(...)` is the whole error path.  A macro, so that whoever reads
+ * the code alone, compilers and analysers too, sees which status it is; `status` must have no side effects.
+ */
+#define is_fail(err, status, ...) (is_error_set((err), (status), __VA_ARGS__), (is_status)(status))
 
 /* Monotonic time in milliseconds. */
 double is_now_ms(void);

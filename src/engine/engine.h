@@ -29,8 +29,8 @@ typedef struct is_plan {
     const is_segment *segments;
     size_t n_segments; /* at least 1; the last one, the tail, is always prefilled */
     bool inject;
-    uint64_t salt; /* not 0: a sequence that still holds all segments but the tail from a plan with the same
-                      salt is used as it is.  It must tell scopes, and injected from prefilled, apart. */
+    uint64_t salt; /* 0: nothing is reused; else a sequence that still holds all segments but the tail from a plan with
+                      the same salt is used as it is.  It must tell scopes, and injected from prefilled, apart. */
 } is_plan;
 
 typedef struct is_run_stats {
@@ -73,7 +73,8 @@ typedef struct is_score {
 typedef struct is_encode_target {
     const int32_t *tokens;
     uint32_t n_tokens;
-    void *bytes; /* out: a sealed chunk in aligned memory, free(); NULL on failure */
+    uint8_t text[16]; /* is_chunk_info.text */
+    void *bytes;      /* out: a sealed chunk in aligned memory, free(); NULL on failure */
     size_t size;
 } is_encode_target;
 

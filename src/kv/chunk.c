@@ -73,6 +73,7 @@ static void write_header(chunk_header *header, size_t size, const is_layout *lay
     memcpy(header->magic, CHUNK_MAGIC, sizeof header->magic);
     memcpy(header->fingerprint, info->fingerprint, sizeof header->fingerprint);
     memcpy(header->context, info->context, sizeof header->context);
+    memcpy(header->text, info->text, sizeof header->text);
     memcpy(header->recipe, info->recipe, strlen(info->recipe));
 }
 

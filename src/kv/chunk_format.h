@@ -32,7 +32,8 @@ typedef struct chunk_header {
     char recipe[IS_RECIPE_MAX]; /* NUL-terminated */
     uint8_t meta_hash[16];      /* of header, records and tokens, with both hashes zero */
     uint8_t payload_hash[16];
-    uint8_t zero[80];
+    uint8_t text[16];
+    uint8_t zero[64];
 } chunk_header;
 
 typedef struct chunk_record {
@@ -47,7 +48,7 @@ typedef struct chunk_record {
     uint64_t zero_too;
 } chunk_record;
 
-_Static_assert(sizeof(chunk_header) == 256 && offsetof(chunk_header, zero) == 176, "the header has no padding");
+_Static_assert(sizeof(chunk_header) == 256 && offsetof(chunk_header, zero) == 192, "the header has no padding");
 _Static_assert(sizeof(chunk_record) == 48 && offsetof(chunk_record, k_offset) == 24, "a record has no padding");
 
 /* Ends of the parts in front of the payload; n_layers and n_tokens are in range, so nothing overflows. */

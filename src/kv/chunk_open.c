@@ -124,6 +124,7 @@ static void fill_view(is_chunk *out, const chunk_header *header, const uint8_t *
     };
     memcpy(out->info.fingerprint, header->fingerprint, sizeof header->fingerprint);
     memcpy(out->info.context, header->context, sizeof header->context);
+    memcpy(out->info.text, header->text, sizeof header->text);
     memcpy(out->info.recipe, header->recipe, sizeof header->recipe);
 }
 

@@ -41,6 +41,12 @@ static is_status append(is_prefix *p, const int32_t *tokens, size_t n, is_error 
     return IS_OK;
 }
 
+/* A prefix takes at most half of the context, so that there is room for the fact itself. */
+static uint32_t most_prefix(const is_memory *memory)
+{
+    return memory->engine->ops->context(memory->engine) / 2;
+}
+
 static is_status append_primer(is_memory *memory, const is_fact_list *primer, const is_fact *fact, uint32_t most,
                                is_prefix *p, is_error *err)
 {
@@ -52,36 +58,47 @@ static is_status append_primer(is_memory *memory, const is_fact_list *primer, co
         uint32_t n;
         is_status status = is_fact_tokens(memory, &primer->facts[i], &tokens, &n, err);
         if (status != IS_OK) return status;
-        status = append(p, tokens, n, err);
+        bool fits = p->n + n <= most_prefix(memory);
+        if (fits) status = append(p, tokens, n, err);
         free(tokens);
-        if (status != IS_OK) return status;
+        if (status != IS_OK || !fits) return status;
         p->deps[p->n_deps++] = primer->facts[i].id;
     }
     return IS_OK;
 }
 
+/* The tokens of one turn of conversation. */
+static is_status turn_tokens(is_memory *memory, const is_turn *turn, int32_t **tokens, size_t *n, is_error *err)
+{
+    const char *speaker = turn->speaker == NULL ? "" : turn->speaker;
+    size_t size = strlen(speaker) + strlen(turn->text) + 4;
+    char *line = malloc(size);
+    if (line == NULL) return is_fail(err, IS_ENOMEM, "no memory for a window");
+    (void)snprintf(line, size, "%s: %s\n", speaker, turn->text);
+    is_status status = memory->engine->ops->tokenize(memory->engine, line, false, tokens, n, err);
+    free(line);
+    return status;
+}
+
+/* The youngest of the window's turns that fit, oldest first. */
 static is_status append_window(is_memory *memory, int64_t scope, const is_fact *fact, uint32_t w, is_prefix *p,
                                is_error *err)
 {
-    is_turn_list *turns = NULL;
     if (w == 0 || fact->source == NULL) return IS_OK;
+    is_turn_list *turns = NULL;
+    int32_t *tokens[IS_RECIPE_MAX_WINDOW] = {NULL};
+    size_t n[IS_RECIPE_MAX_WINDOW];
     is_status status = is_store_window(memory->store, scope, fact->source, w, &turns, err);
-    for (size_t i = 0; status == IS_OK && i < turns->n; i++) {
-        const is_turn *t = &turns->turns[i];
-        size_t size = strlen(t->speaker == NULL ? "" : t->speaker) + strlen(t->text) + 4;
-        char *line = malloc(size);
-        if (line == NULL) {
-            status = is_fail(err, IS_ENOMEM, "no memory for a window");
-            break;
-        }
-        (void)snprintf(line, size, "%s: %s\n", t->speaker == NULL ? "" : t->speaker, t->text);
-        int32_t *tokens = NULL;
-        size_t n = 0;
-        status = memory->engine->ops->tokenize(memory->engine, line, false, &tokens, &n, err);
-        if (status == IS_OK) status = append(p, tokens, n, err);
-        free(tokens);
-        free(line);
+    if (status != IS_OK) return status;
+    size_t used = p->n;
+    size_t first = turns->n;
+    while (status == IS_OK && first > 0) {
+        status = turn_tokens(memory, &turns->turns[first - 1], &tokens[first - 1], &n[first - 1], err);
+        if (status != IS_OK || used + n[first - 1] > most_prefix(memory)) break;
+        used += n[--first];
     }
+    for (size_t i = first; status == IS_OK && i < turns->n; i++) status = append(p, tokens[i], n[i], err);
+    for (size_t i = 0; i < turns->n; i++) free(tokens[i]);
     is_turn_list_free(turns);
     return status;
 }
@@ -168,8 +185,14 @@ static is_status batch_add(encode_run *run, int64_t scope, const is_fact_list *p
         status = batch_run(run, scope, b, err);
     int32_t *tokens = NULL;
     uint32_t n = 0;
+    char *line = status == IS_OK ? is_fact_line(fact) : NULL;
+    if (status == IS_OK && line == NULL) status = is_fail(err, IS_ENOMEM, "no memory for a fact's line");
     if (status == IS_OK) status = is_fact_tokens(m, fact, &tokens, &n, err);
-    if (status != IS_OK) {
+    bool fits = prefix.n + n <= m->engine->ops->context(m->engine);
+    if (status != IS_OK || !fits) {
+        if (!fits) is_memory_log(m, 1, "fact %lld is too long to be encoded; it is prefilled", (long long)fact->id);
+        free(line);
+        free(tokens);
         is_prefix_free(&prefix);
         return status;
     }
@@ -180,6 +203,8 @@ static is_status batch_add(encode_run *run, int64_t scope, const is_fact_list *p
     b->tokens[b->n] = tokens;
     b->ids[b->n] = fact->id;
     b->targets[b->n] = (is_encode_target){.tokens = tokens, .n_tokens = n};
+    is_text_hash(line, b->targets[b->n].text);
+    free(line);
     b->n++;
     return IS_OK;
 }
@@ -191,6 +216,28 @@ static bool in_list(const is_fact_list *list, int64_t id)
     for (size_t i = 0; i < list->n; i++)
         if (list->facts[i].id == id) return true;
     return false;
+}
+
+/*
+ * Facts that were encoded while the scope had too few others for a whole primer are encoded again, once, when it has
+ * enough: they are among its oldest, which are the primer itself.
+ */
+static is_status encode_thin(encode_run *run, int64_t scope, const is_fact_list *primer, batch *b, is_error *err)
+{
+    is_memory *m = run->memory;
+    if (m->recipe.primer == 0 || primer->n <= m->recipe.primer) return IS_OK;
+    int64_t ids[IS_RECIPE_MAX_PRIMER + 1], counts[IS_RECIPE_MAX_PRIMER + 1];
+    for (size_t i = 0; i < primer->n; i++) ids[i] = primer->facts[i].id;
+    is_status status = is_store_count_deps(m->store, scope, ids, primer->n, &m->key, counts, err);
+    for (size_t i = primer->n; status == IS_OK && i-- > 0;) {
+        is_prefix whole;
+        if (counts[i] < 0 || counts[i] >= m->recipe.primer) continue;
+        status = is_prefix_build(m, scope, &m->recipe, primer, &primer->facts[i], &whole, err);
+        bool thin = status == IS_OK && counts[i] < (int64_t)whole.n_deps;
+        if (status == IS_OK) is_prefix_free(&whole);
+        if (thin) status = batch_add(run, scope, primer, &primer->facts[i], b, err);
+    }
+    return status;
 }
 
 /*
@@ -208,6 +255,8 @@ static is_status encode_page(encode_run *run, int64_t scope, const is_fact_list 
         if (!in_list(primer, page->facts[i].id)) status = batch_add(run, scope, primer, &page->facts[i], &b, err);
     for (size_t i = end; status == IS_OK && i-- > begin;)
         if (in_list(primer, page->facts[i].id)) status = batch_add(run, scope, primer, &page->facts[i], &b, err);
+    if (status == IS_OK) status = batch_run(run, scope, &b, err);
+    if (status == IS_OK) status = encode_thin(run, scope, primer, &b, err);
     if (status == IS_OK) status = batch_run(run, scope, &b, err);
     batch_clear(&b);
     is_fact_list_free(primer);

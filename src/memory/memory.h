@@ -66,6 +66,8 @@ is_status is_rank(is_memory *memory, int64_t scope, const char *query, uint32_t 
 
 /* The line of a fact in a prompt, "- 2023-05-08: text\n"; free(). */
 char *is_fact_line(const is_fact *fact);
+/* XXH3-128 of a text: what ties a chunk to the line that it was made of. */
+void is_text_hash(const char *text, uint8_t out[16]);
 is_status is_fact_tokens(is_memory *memory, const is_fact *fact, int32_t **tokens, uint32_t *n, is_error *err);
 /* Tokens of the header and, through *key, its hash; called when the engine or the system prompt is new. */
 is_status is_plan_header(is_memory *memory, is_error *err);
@@ -93,7 +95,7 @@ typedef struct is_prompt_options {
 
 /* Lays the plan for a list of facts, best first. */
 is_status is_prompt_build(is_memory *memory, int64_t scope, const is_fact_list *facts, const is_prompt_options *options,
-                          is_prompt *out, is_error *err);
+                          is_prompt *prompt, is_error *err);
 void is_prompt_free(is_memory *memory, is_prompt *prompt);
 
 /* ---- encode.c */

@@ -31,6 +31,13 @@ char *is_fact_line(const is_fact *fact)
     return line;
 }
 
+void is_text_hash(const char *text, uint8_t out[16])
+{
+    XXH128_canonical_t hash;
+    XXH128_canonicalFromHash(&hash, XXH3_128bits(text, strlen(text)));
+    memcpy(out, hash.digest, 16);
+}
+
 is_status is_fact_tokens(is_memory *memory, const is_fact *fact, int32_t **tokens, uint32_t *n, is_error *err)
 {
     char *line = is_fact_line(fact);
@@ -103,24 +110,47 @@ static is_status own(is_prompt *p, int32_t *tokens, is_error *err)
     return IS_OK;
 }
 
-/* Tokenizes the facts from the best on until the context is full: lines[i] is fact i's. */
-static is_status tokenize_facts(is_memory *memory, const is_fact_list *facts, uint32_t room, is_segment *lines,
-                                is_prompt *p, is_error *err)
+/*
+ * The segment of one fact.  A chunk names its tokens and the hash of the text that they are of, so with a chunk of
+ * this very line nothing is tokenized; with one of another text it is not used.
+ */
+static is_status fact_segment(is_memory *memory, const is_fact *fact, const is_chunk *chunk, is_segment *out,
+                              is_prompt *p, is_error *err)
+{
+    uint8_t hash[16];
+    int32_t *tokens = NULL;
+    size_t n = 0;
+    char *line = is_fact_line(fact);
+    if (line == NULL) return is_fail(err, IS_ENOMEM, "no memory for a fact's line");
+    is_text_hash(line, hash);
+    if (chunk != NULL && memcmp(chunk->info.text, hash, sizeof hash) == 0) {
+        free(line);
+        *out = (is_segment){chunk->tokens, chunk->info.n_tokens, chunk};
+        return IS_OK;
+    }
+    if (chunk != NULL) p->refused++;
+    is_status status = memory->engine->ops->tokenize(memory->engine, line, false, &tokens, &n, err);
+    free(line);
+    if (status == IS_OK) status = own(p, tokens, err);
+    *out = (is_segment){tokens, (uint32_t)n, NULL};
+    return status;
+}
+
+/* The facts' segments, from the best on until the context is full: lines[i] is fact i's. */
+static is_status lay_facts(is_memory *memory, const is_fact_list *facts, uint32_t room, is_segment *lines, is_prompt *p,
+                           is_error *err)
 {
     uint32_t used = 0;
     for (size_t i = 0; i < facts->n; i++) {
-        int32_t *tokens;
-        uint32_t n;
-        is_status status = is_fact_tokens(memory, &facts->facts[i], &tokens, &n, err);
-        if (status == IS_OK) status = own(p, tokens, err);
+        const is_chunk *chunk = p->pins == NULL || p->pins[i + 1] == NULL ? NULL : is_pin_chunk(p->pins[i + 1]);
+        is_status status = fact_segment(memory, &facts->facts[i], chunk, &lines[i], p, err);
         if (status != IS_OK) return status;
-        if (n > room - used) {
+        if (lines[i].n_tokens > room - used) {
             p->dropped = (uint32_t)(facts->n - i);
             return IS_OK;
         }
-        used += n;
-        lines[p->n_facts++] =
-            (is_segment){tokens, n, p->pins == NULL || p->pins[i + 1] == NULL ? NULL : is_pin_chunk(p->pins[i + 1])};
+        used += lines[i].n_tokens;
+        p->n_facts++;
     }
     return IS_OK;
 }
@@ -142,42 +172,42 @@ static void order_segments(is_memory *memory, const is_segment *lines, uint32_t 
     p->plan.n_segments = (size_t)(at - p->segments);
 }
 
-is_status is_prompt_build(is_memory *memory, int64_t scope, const is_fact_list *facts, const is_prompt_options *o,
-                          is_prompt *p, is_error *err)
+is_status is_prompt_build(is_memory *memory, int64_t scope, const is_fact_list *facts, const is_prompt_options *options,
+                          is_prompt *prompt, is_error *err)
 {
     static const is_fact_list none;
     is_prompt_parts parts = {0};
-    bool memories = o->mode != IS_MODE_OFF;
+    bool memories = options->mode != IS_MODE_OFF;
     if (!memories) facts = &none;
-    memset(p, 0, sizeof *p);
+    memset(prompt, 0, sizeof *prompt);
     is_segment *lines = calloc(facts->n + 1, sizeof *lines);
-    p->segments = calloc(facts->n + 2, sizeof *p->segments);
+    prompt->segments = calloc(facts->n + 2, sizeof *prompt->segments);
     is_status status =
-        lines == NULL || p->segments == NULL ? is_fail(err, IS_ENOMEM, "no memory for the prompt") : IS_OK;
-    if (status == IS_OK) status = render(memory, memories, o->messages, o->n_messages, &parts, err);
-    if (status == IS_OK) status = own(p, parts.header, err);
-    if (status == IS_OK) status = own(p, parts.tail, err);
+        lines == NULL || prompt->segments == NULL ? is_fail(err, IS_ENOMEM, "no memory for the prompt") : IS_OK;
+    if (status == IS_OK) status = render(memory, memories, options->messages, options->n_messages, &parts, err);
+    if (status == IS_OK) status = own(prompt, parts.header, err);
+    if (status == IS_OK) status = own(prompt, parts.tail, err);
     bool chunks = memories && memory->engine->ops->layout(memory->engine) != NULL;
-    if (status == IS_OK && chunks) status = pin_chunks(memory, scope, facts, p, err);
+    if (status == IS_OK && chunks) status = pin_chunks(memory, scope, facts, prompt, err);
     if (status == IS_OK) {
         uint32_t context = memory->engine->ops->context(memory->engine);
-        uint64_t fixed = (uint64_t)parts.n_header + parts.n_tail + o->reserve;
+        uint64_t fixed = (uint64_t)parts.n_header + parts.n_tail + options->reserve;
         uint32_t room = fixed < context ? context - (uint32_t)fixed : 0;
-        status = tokenize_facts(memory, facts, room, lines, p, err);
+        status = lay_facts(memory, facts, room, lines, prompt, err);
     }
-    if (status == IS_OK) order_segments(memory, lines, o->fresh, &parts, p);
-    p->plan.inject = o->mode == IS_MODE_INJECT;
+    if (status == IS_OK) order_segments(memory, lines, options->fresh, &parts, prompt);
+    prompt->plan.inject = options->mode == IS_MODE_INJECT;
     free(lines);
-    if (status != IS_OK) is_prompt_free(memory, p);
+    if (status != IS_OK) is_prompt_free(memory, prompt);
     return status;
 }
 
-void is_prompt_free(is_memory *memory, is_prompt *p)
+void is_prompt_free(is_memory *memory, is_prompt *prompt)
 {
-    if (p->pins != NULL) is_store_unpin(memory->store, p->pins, p->n_pins);
-    free(p->pins);
-    for (size_t i = 0; i < p->n_owned; i++) free(p->owned[i]);
-    free(p->owned);
-    free(p->segments);
-    memset(p, 0, sizeof *p);
+    if (prompt->pins != NULL) is_store_unpin(memory->store, prompt->pins, prompt->n_pins);
+    free(prompt->pins);
+    for (size_t i = 0; i < prompt->n_owned; i++) free(prompt->owned[i]);
+    free(prompt->owned);
+    free(prompt->segments);
+    memset(prompt, 0, sizeof *prompt);
 }

@@ -38,7 +38,7 @@ static is_status read_pending(is_store *store, sqlite3_stmt *stmt, is_fact_list 
     for (;;) {
         is_status status = is_db_step(store, stmt, &row, err);
         if (status != IS_OK || !row) return status;
-        if (list->n == capacity) {
+        if (*scopes == NULL || list->n == capacity) {
             capacity = capacity == 0 ? 64 : capacity * 2;
             int64_t *grown = realloc(*scopes, capacity * sizeof *grown);
             if (grown == NULL) return is_fail(err, IS_ENOMEM, "out of memory for a list of facts");
@@ -107,5 +107,24 @@ is_status is_store_count_pending(is_store *store, int64_t scope, const is_chunk_
                            (const void *)hash, sizeof hash);
     is_db_unlock(store);
     if (status == IS_OK) *n = (uint64_t)(facts - ready);
+    return status;
+}
+
+is_status is_store_count_deps(is_store *store, int64_t scope, const int64_t *fact_ids, size_t n,
+                              const is_chunk_key *key, int64_t *counts, is_error *err)
+{
+    uint8_t hash[IS_KEY_BYTES];
+    is_key_hash(key, hash);
+    is_status status = IS_OK;
+    is_db_lock(store);
+    for (size_t i = 0; i < n && status == IS_OK; i++) {
+        bool found = false;
+        status = is_db_int(store, &counts[i], &found, err,
+                           "SELECT (SELECT count(*) FROM chunk_fact d WHERE d.chunk = c.id) FROM chunk c"
+                           " WHERE c.fact = ? AND c.scope = ? AND c.key = ?",
+                           "iib", fact_ids[i], scope_of(scope, fact_ids[i]), (const void *)hash, sizeof hash);
+        if (!found) counts[i] = -1;
+    }
+    is_db_unlock(store);
     return status;
 }

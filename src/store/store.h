@@ -169,6 +169,9 @@ is_status is_store_ready(is_store *store, int64_t scope, const int64_t *fact_ids
  * which. *facts: is_fact_list_free; *scopes: free(). */
 is_status is_store_pending(is_store *store, int64_t scope, const is_chunk_key *key, int64_t after, size_t limit,
                            is_fact_list **facts, int64_t **scopes, is_error *err);
+/* How many facts stood in front of each of these facts when its chunk of this key was made; -1: no such chunk. */
+is_status is_store_count_deps(is_store *store, int64_t scope, const int64_t *fact_ids, size_t n,
+                              const is_chunk_key *key, int64_t *counts, is_error *err);
 is_status is_store_count_pending(is_store *store, int64_t scope, const is_chunk_key *key, uint64_t *n, is_error *err);
 
 /* Reads chunks of this key into memory, newest first, until the budget is full or *stop is true. */

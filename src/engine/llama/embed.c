@@ -90,6 +90,8 @@ const char *is_embedder_name(const is_embedder *e)
 static is_status tokenize(const is_embedder *e, const char *text, int32_t *tokens, int32_t *n, is_error *err)
 {
     size_t length = strlen(text);
+    /* llama.cpp's tokenizer ends the process over bytes that are no UTF-8. */
+    if (!is_utf8_valid(text, length)) return is_fail(err, IS_EINVAL, "a text to embed is not UTF-8");
     if (length > INT32_MAX / 2) return is_fail(err, IS_ELIMIT, "a text of %zu bytes is too long to embed", length);
     int32_t got = llama_tokenize(e->model.vocab, text, (int32_t)length, tokens, (int32_t)e->n_max, true, false);
     if (got >= 0) {
@@ -117,8 +119,9 @@ static is_status run_batch(is_embedder *e, size_t n, float *out, is_error *err)
     for (size_t i = 0; i < n; i++) {
         const float *v = llama_get_embeddings_seq(e->context, (llama_seq_id)i);
         double norm = 0;
-        for (uint32_t d = 0; v != NULL && d < e->dim; d++) norm += (double)v[d] * (double)v[d];
-        if (!(norm > 0)) return is_fail(err, IS_EENGINE, "the embedding model gives no vector for a text");
+        if (v == NULL) return is_fail(err, IS_EENGINE, "the embedding model gives no vector for a text");
+        for (uint32_t d = 0; d < e->dim; d++) norm += (double)v[d] * (double)v[d];
+        if (!(norm > 0)) return is_fail(err, IS_EENGINE, "the embedding model gives a vector of no length for a text");
         float scale = (float)(1.0 / sqrt(norm));
         for (uint32_t d = 0; d < e->dim; d++) out[i * e->dim + d] = v[d] * scale;
     }

@@ -151,6 +151,7 @@ is_status is_chunk_extract(is_llama *engine, const uint8_t *blob, size_t size, u
     XXH128_canonical_t hash;
     XXH128_canonicalFromHash(&hash, XXH3_128bits(prefix, n_prefix * sizeof *prefix));
     memcpy(info.context, hash.digest, sizeof info.context);
+    memcpy(info.text, target->text, sizeof info.text);
     strncpy(info.recipe, recipe, sizeof info.recipe - 1);
     size_t bytes = is_chunk_bytes(layout, target->n_tokens);
     void *chunk = bytes == 0 ? NULL : aligned_alloc(IS_CHUNK_ALIGN, is_align_up(bytes, IS_CHUNK_ALIGN));

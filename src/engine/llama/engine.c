@@ -61,15 +61,19 @@ static void end_busy(is_llama *engine, is_status status, const char *text)
         if (engine->slots[i].job != NULL) is_slot_end(engine, &engine->slots[i], status, &err);
 }
 
-/* A free slot; the one that still holds this plan's memory is the best. */
+/* A free slot: the one that still holds this plan's memory, else one that holds none, else the one used longest ago. */
 static is_slot *free_slot(is_llama *engine, uint64_t salt)
 {
     is_slot *found = NULL;
+    double oldest = 0;
     for (uint32_t i = 0; i < engine->n_slots; i++) {
         is_slot *slot = &engine->slots[i];
         if (slot->state != IS_SLOT_FREE) continue;
         if (salt != 0 && slot->resident_salt == salt) return slot;
-        if (found == NULL || (found->resident_salt != 0 && slot->resident_salt == 0)) found = slot;
+        double used = slot->resident_salt != 0 ? slot->started_ms : 0;
+        if (found != NULL && used >= oldest) continue;
+        found = slot;
+        oldest = used;
     }
     return found;
 }

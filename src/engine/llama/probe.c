@@ -67,6 +67,7 @@ static is_status capture_state(is_llama *engine, capture *c, is_error *err)
     if (c->bytes == NULL) return is_fail(err, IS_ENOMEM, "no memory for %zu bytes of state", c->size);
     if (c->size == 0 || llama_state_seq_get_data(engine->context, c->bytes, c->size, 0) != c->size)
         return is_fail(err, IS_EENGINE, "llama.cpp does not give a sequence's state: %s", is_llama_last_error());
+    /* c owns the bytes; NOLINTNEXTLINE(clang-analyzer-unix.Malloc) */
     return is_state_parse(c->bytes, c->size, &c->shape, &c->view, err);
 }
 
@@ -209,7 +210,7 @@ static is_status list_candidates(is_llama *engine, const char *path, rope_search
     size_t most = 0;
     for (uint32_t l = 0; l < engine->layout.n_layers; l++)
         if (is_layer_k_bytes(&engine->layout, l) > most) most = is_layer_k_bytes(&engine->layout, l);
-    search->scratch = malloc(most);
+    search->scratch = malloc(most + 1);
     if (search->scratch == NULL) return is_fail(err, IS_ENOMEM, "no memory for the probe");
     for (uint32_t c = 0; c < engine->shape.n_caches; c++) {
         is_error why = {.status = IS_OK};

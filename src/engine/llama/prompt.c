@@ -22,6 +22,8 @@ is_status is_prompt_tokenize(const is_model *model, const char *text, bool speci
     size_t length = strlen(text);
     *tokens = NULL;
     *n = 0;
+    /* llama.cpp's tokenizer ends the process over bytes that are no UTF-8. */
+    if (!is_utf8_valid(text, length)) return is_fail(err, IS_EINVAL, "a text for the model is not UTF-8");
     if (length > INT32_MAX / 2)
         return is_fail(err, IS_ELIMIT, "a text of %zu bytes is too long for the tokenizer", length);
     int32_t capacity = (int32_t)length + 2;
@@ -44,7 +46,7 @@ is_status is_prompt_tokenize(const is_model *model, const char *text, bool speci
         return is_fail(err, IS_EENGINE, "the tokenizer refused a text of %zu bytes", length);
     }
     *tokens = out;
-    *n = (size_t)(got + more);
+    *n = (size_t)got + (size_t)more;
     return IS_OK;
 }
 

@@ -106,6 +106,7 @@ static is_status parse_cache(reader *r, uint32_t index, is_state_shape *shape, i
     uint32_t full = UINT32_MAX;
     for (uint32_t s = 0; s < cache->n_stream; s++) {
         uint32_t n = take_u32(r);
+        if (r->short_read) return bad(err, "it ends inside its streams");
         if (n == 0) continue;
         if (full != UINT32_MAX) return bad(err, "more than one stream holds cells");
         full = s;
@@ -115,6 +116,7 @@ static is_status parse_cache(reader *r, uint32_t index, is_state_shape *shape, i
         cache->n_layers = take_u32(r);
         cache->layer_begin = shape->n_layers;
         if (r->short_read || v_trans > 1) return bad(err, "its cells");
+        if (index > 0 && shape->v_trans != (v_trans == 1)) return bad(err, "its caches keep V in different orders");
         if (cache->n_layers == 0 || cache->n_layers > IS_MAX_LAYERS - shape->n_layers)
             return bad(err, "its number of layers");
         shape->v_trans = v_trans == 1;
@@ -159,6 +161,8 @@ is_status is_state_parse(const uint8_t *bytes, size_t size, is_state_shape *shap
         if (shape->n_caches == IS_STATE_MAX_CACHES) return bad(err, "bytes are left behind its last cache");
         is_status status = parse_cache(&r, shape->n_caches, shape, view, err);
         if (status == IS_OK) status = check_cells(view, shape->n_caches, err);
+        if (status == IS_OK && !shape->caches[shape->n_caches].has_v && r.left > 0)
+            status = bad(err, "bytes are left behind a latent cache");
         if (status != IS_OK) return status;
         shape->n_caches++;
     }

@@ -1,0 +1,264 @@
+/*
+ * inferscale bench ttft: the time to the first token over k, three ways in turn on one engine and the same tokens:
+ * the memory prefilled, the memory injected, and the memory already in the cache, which is the floor.
+ * Beside them a plain memcpy of the bytes that are injected.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench.h"
+
+#define MAX_KS      16
+#define MAX_SAMPLES 4096
+
+typedef enum way { WAY_PREFILL, WAY_INJECT, WAY_RESIDENT, WAYS } way;
+
+typedef struct samples {
+    double v[MAX_SAMPLES];
+    size_t n;
+} samples;
+
+typedef struct row {
+    uint32_t k;
+    double memory_tokens, tail_tokens, inject_bytes;
+    double ttft[WAYS], embed_rank, fetch, inject, copy;
+} row;
+
+static void put(samples *s, double v)
+{
+    if (s->n < MAX_SAMPLES) s->v[s->n++] = v;
+}
+
+/* What one k collects. */
+typedef struct collected {
+    samples ttft[WAYS], embed_rank, fetch, inject, copy, memory_tokens, tail_tokens, bytes;
+} collected;
+
+/* Runs the prompt to its first token.  *build_ms: laying the plan and pinning its chunks. */
+static is_status run_once(is_memory *m, int64_t scope, const is_fact_list *facts, const char *question, way how,
+                          is_run_stats *stats, double *build_ms, is_error *err)
+{
+    const is_message message = {"user", question};
+    const is_prompt_options options = {.mode = how == WAY_PREFILL ? IS_MODE_PREFILL : IS_MODE_INJECT,
+                                       .reserve = 64,
+                                       .messages = &message,
+                                       .n_messages = 1};
+    is_prompt prompt;
+    double begin = is_now_ms();
+    is_status status = is_prompt_build(m, scope, facts, &options, &prompt, err);
+    if (status != IS_OK) return status;
+    *build_ms = is_now_ms() - begin;
+    is_run run = {.plan = prompt.plan, .sampling = is_ask_options_default().sampling, .max_tokens = 1};
+    run.plan.salt = how == WAY_RESIDENT ? 1 : 0;
+    is_run_result result = {0};
+    status = m->engine->ops->run(m->engine, &run, &result, err);
+    if (status == IS_OK) *stats = result.stats;
+    free(result.text);
+    is_prompt_free(m, &prompt);
+    return status;
+}
+
+/* A memcpy of n bytes between touched buffers, in ms. */
+static double time_copy(uint8_t *to, const uint8_t *from, size_t n)
+{
+    double begin = is_now_ms();
+    memcpy(to, from, n);
+    double ms = is_now_ms() - begin;
+    return to[n / 2] == from[n / 2] ? ms : NAN; /* the copy is used, so it is made */
+}
+
+static is_status measure_copy(uint64_t bytes, uint32_t repeat, samples *out, is_error *err)
+{
+    if (bytes == 0) return IS_OK;
+    uint8_t *from = malloc(bytes), *to = malloc(bytes);
+    is_status status = from == NULL || to == NULL ? is_fail(err, IS_ENOMEM, "no memory for a copy") : IS_OK;
+    if (status == IS_OK) {
+        memset(from, 1, bytes);
+        memset(to, 2, bytes);
+        for (uint32_t i = 0; i < repeat * 3; i++) put(out, time_copy(to, from, bytes));
+    }
+    free(from);
+    free(to);
+    return status;
+}
+
+static is_status measure_question(is_bench *b, const is_bench_question *q, uint32_t k, collected *c, is_error *err)
+{
+    is_memory *m = b->memory;
+    is_scope scope = b->cli.scope;
+    scope.user = q->user;
+    int64_t number;
+    is_fact_list *facts = NULL;
+    double embed_ms, rank_ms, build_ms;
+    is_run_stats stats = {0};
+    is_status status = is_memory_scope(m, &scope, false, &number, err);
+    if (status == IS_OK) status = is_rank(m, number, q->question, k, NULL, &facts, &embed_ms, &rank_ms, err);
+    for (uint32_t r = 0; status == IS_OK && r < b->repeat; r++) {
+        status = run_once(m, number, facts, q->question, WAY_PREFILL, &stats, &build_ms, err);
+        if (status != IS_OK) break;
+        put(&c->ttft[WAY_PREFILL], build_ms + stats.ttft_ms);
+        for (uint32_t i = 0; status == IS_OK && i < 3; i++) {
+            status = run_once(m, number, facts, q->question, WAY_INJECT, &stats, &build_ms, err);
+            put(&c->ttft[WAY_INJECT], build_ms + stats.ttft_ms);
+            put(&c->fetch, build_ms);
+            put(&c->inject, stats.inject_ms);
+            put(&c->memory_tokens, stats.tokens_injected);
+            put(&c->tail_tokens, stats.tokens_prefilled);
+            put(&c->bytes, (double)stats.inject_bytes);
+            if (status == IS_OK) status = measure_copy(stats.inject_bytes, 1, &c->copy, err);
+        }
+        /* The first of these leaves the memory in the cache. */
+        for (uint32_t i = 0; status == IS_OK && i < 4; i++) {
+            status = run_once(m, number, facts, q->question, WAY_RESIDENT, &stats, &build_ms, err);
+            if (stats.tokens_resident > 0) put(&c->ttft[WAY_RESIDENT], stats.ttft_ms);
+        }
+        if (status == IS_OK && is_cli_interrupted()) status = is_fail(err, IS_ECANCELED, "interrupted");
+    }
+    for (uint32_t r = 0; status == IS_OK && r < b->repeat; r++) { /* retrieval with everything warm */
+        is_fact_list *again = NULL;
+        status = is_rank(m, number, q->question, k, NULL, &again, &embed_ms, &rank_ms, err);
+        put(&c->embed_rank, embed_ms + rank_ms);
+        is_fact_list_free(again);
+    }
+    is_fact_list_free(facts);
+    return status;
+}
+
+static is_status measure(is_bench *b, uint32_t k, row *out, is_cli_progress *progress, uint64_t *done, uint64_t total,
+                         is_error *err)
+{
+    collected *c = calloc(1, sizeof *c);
+    if (c == NULL) is_cli_no_memory();
+    is_status status = IS_OK;
+    for (size_t i = 0; status == IS_OK && i < b->n; i++) {
+        status = measure_question(b, &b->questions[i], k, c, err);
+        (void)is_cli_progress_step(progress, ++*done, total);
+    }
+    *out = (row){.k = k,
+                 .memory_tokens = is_median(c->memory_tokens.v, c->memory_tokens.n),
+                 .tail_tokens = is_median(c->tail_tokens.v, c->tail_tokens.n),
+                 .inject_bytes = is_median(c->bytes.v, c->bytes.n),
+                 .embed_rank = is_median(c->embed_rank.v, c->embed_rank.n),
+                 .fetch = is_median(c->fetch.v, c->fetch.n),
+                 .inject = is_median(c->inject.v, c->inject.n),
+                 .copy = is_median(c->copy.v, c->copy.n)};
+    for (int w = 0; w < WAYS; w++) out->ttft[w] = is_median(c->ttft[w].v, c->ttft[w].n);
+    free(c);
+    return status;
+}
+
+/* The first injected request after a start, and the median of the others. */
+static is_status measure_first(is_bench *b, uint32_t k, double *first_ms, is_error *err)
+{
+    is_status status = is_bench_reopen(b, true, err);
+    is_scope scope = b->cli.scope;
+    scope.user = b->questions[0].user;
+    int64_t number;
+    is_fact_list *facts = NULL;
+    double embed_ms, rank_ms, build_ms = 0;
+    is_run_stats stats = {0};
+    if (status == IS_OK) status = is_memory_scope(b->memory, &scope, false, &number, err);
+    if (status == IS_OK)
+        status = is_rank(b->memory, number, b->questions[0].question, k, NULL, &facts, &embed_ms, &rank_ms, err);
+    if (status == IS_OK)
+        status = run_once(b->memory, number, facts, b->questions[0].question, WAY_INJECT, &stats, &build_ms, err);
+    *first_ms = build_ms + stats.ttft_ms;
+    is_fact_list_free(facts);
+    return status;
+}
+
+static json_t *number(double v)
+{
+    return isfinite(v) ? json_real(v) : json_null();
+}
+
+static json_t *row_json(const row *r)
+{
+    json_t *o = json_object();
+    is_cli_set(o, "k", json_integer(r->k));
+    is_cli_set(o, "memory_tokens", number(r->memory_tokens));
+    is_cli_set(o, "tail_tokens", number(r->tail_tokens));
+    is_cli_set(o, "prefill_ttft_ms", number(r->ttft[WAY_PREFILL]));
+    is_cli_set(o, "inject_ttft_ms", number(r->ttft[WAY_INJECT]));
+    is_cli_set(o, "resident_ttft_ms", number(r->ttft[WAY_RESIDENT]));
+    is_cli_set(o, "speedup", number(r->ttft[WAY_PREFILL] / r->ttft[WAY_INJECT]));
+    is_cli_set(o, "overhead", number(r->ttft[WAY_INJECT] / r->ttft[WAY_RESIDENT] - 1));
+    is_cli_set(o, "retrieval_ms", number(r->embed_rank));
+    is_cli_set(o, "fetch_ms", number(r->fetch));
+    is_cli_set(o, "inject_ms", number(r->inject));
+    is_cli_set(o, "inject_bytes", number(r->inject_bytes));
+    is_cli_set(o, "inject_gb_s", number(r->inject_bytes / (r->fetch + r->inject) * 1e-6));
+    is_cli_set(o, "memcpy_gb_s", number(r->inject_bytes / r->copy * 1e-6));
+    is_cli_set(o, "inject_over_memcpy", number((r->fetch + r->inject) / r->copy));
+    return o;
+}
+
+static void print_rows(const row *rows, size_t n, double first_ms)
+{
+    printf("%5s %7s %5s %11s %10s %10s %8s %9s %9s %10s\n", "k", "memory", "tail", "prefilled", "injected", "resident",
+           "speedup", "overhead", "inject", "/ memcpy");
+    printf("%5s %7s %5s %11s %10s %10s %8s %9s %9s %10s\n", "", "tokens", "", "ms", "ms", "ms", "", "", "ms", "");
+    for (size_t i = 0; i < n; i++) {
+        const row *r = &rows[i];
+        printf("%5u %7.0f %5.0f %11.1f %10.1f %10.1f %7.1fx %8.1f%% %9.2f %9.2fx\n", r->k, r->memory_tokens,
+               r->tail_tokens, r->ttft[WAY_PREFILL], r->ttft[WAY_INJECT], r->ttft[WAY_RESIDENT],
+               r->ttft[WAY_PREFILL] / r->ttft[WAY_INJECT], 100 * (r->ttft[WAY_INJECT] / r->ttft[WAY_RESIDENT] - 1),
+               r->fetch + r->inject, (r->fetch + r->inject) / r->copy);
+    }
+    printf("\nFirst injected request after a start: %.1f ms.\n", first_ms);
+    if (n > 1) {
+        const row *a = &rows[0], *z = &rows[n - 1];
+        double facts = (double)z->k - a->k;
+        printf("Each fact adds %.3f ms to the injected TTFT: %.3f ms of it injection, the rest the engine's attention\n"
+               "over the memory; to the prefilled TTFT it adds %.1f ms.\n",
+               (z->ttft[WAY_INJECT] - a->ttft[WAY_INJECT]) / facts,
+               (z->fetch + z->inject - a->fetch - a->inject) / facts,
+               (z->ttft[WAY_PREFILL] - a->ttft[WAY_PREFILL]) / facts);
+    }
+}
+
+int is_bench_ttft(int argc, char **argv)
+{
+    is_bench b = {.repeat = 3, .n_questions = 3};
+    is_error err = {0};
+    uint32_t ks[MAX_KS];
+    row rows[MAX_KS];
+    size_t n_ks, n = 0;
+    double first_ms = NAN;
+    if (!is_bench_parse(
+            &b, "ttft",
+            "Time to first token: the same prompt prefilled, injected, and with its memory already in the cache.",
+            "inferscale bench ttft\ninferscale bench ttft --data locomo10.json -k 50 --json", argc, argv))
+        return b.cli.exit;
+    if (!is_bench_numbers(&b, &b.ks, "0,5,10,20,50,100", ks, &n_ks, MAX_KS, IS_MAX_K)) return IS_EXIT_USAGE;
+    is_cli_catch_interrupts();
+    is_status status = is_bench_questions(&b, &err);
+    if (status == IS_OK) status = is_bench_open(&b, NULL, false, &err);
+    if (status == IS_OK) status = is_bench_import(&b, &err);
+    if (status == IS_OK) status = is_cli_encode(&b.cli, b.memory, NULL, NULL, &err);
+    if (status == IS_OK) status = measure_first(&b, ks[n_ks - 1] > 50 ? 50 : ks[n_ks - 1], &first_ms, &err);
+    is_cli_progress progress;
+    is_cli_progress_begin(&progress, &b.cli, "measuring", "questions");
+    uint64_t done = 0;
+    for (; status == IS_OK && n < n_ks; n++)
+        status = measure(&b, ks[n], &rows[n], &progress, &done, (uint64_t)n_ks * b.n, &err);
+    is_cli_progress_end(&progress);
+    json_t *root = is_bench_context(&b);
+    is_bench_close(&b);
+    if (status != IS_OK) {
+        json_decref(root);
+        return is_cli_fail(&b.cli, &err);
+    }
+    if (!b.cli.json) {
+        print_rows(rows, n, first_ms);
+        json_decref(root);
+        return is_cli_end_output(IS_EXIT_OK);
+    }
+    json_t *list = json_array();
+    for (size_t i = 0; i < n; i++) is_cli_append(list, row_json(&rows[i]));
+    is_cli_set(root, "ttft", list);
+    is_cli_set(root, "first_inject_ttft_ms", number(first_ms));
+    is_cli_print_json(root);
+    return is_cli_end_output(IS_EXIT_OK);
+}

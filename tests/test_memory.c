@@ -1,0 +1,578 @@
+/*
+ * The whole system on real models: facts go in, are encoded, injected, answered from, changed and forgotten.
+ *
+ * Models: INFERSCALE_CHAT_MODEL and INFERSCALE_EMBEDDING_MODEL.
+ */
+// clang-format off
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <cmocka.h>
+// clang-format on
+
+#include <dirent.h>
+#include <ftw.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "memory/memory.h"
+
+static char folder[256];
+
+static const char *const TEXTS[] = {
+    "Nora keeps her bicycle key in the blue teapot.",
+    "Nora's brother Emil works as a baker in Ghent.",
+    "Nora is allergic to walnuts and always asks about them.",
+    "Nora will fly to Porto for a week in September.",
+    "Nora's cat is called Biscuit and is eleven years old.",
+    "Nora plays the viola in a quartet on Thursday evenings.",
+    "Nora painted her kitchen yellow last spring.",
+    "Nora reads crime novels before she goes to sleep.",
+    "Nora's doctor is called Ines Vandamme.",
+    "Nora wants to learn how to repair clocks.",
+    "Nora lent her green tent to her colleague Sami.",
+    "Nora's favourite soup is lentil soup with cumin.",
+};
+#define N_TEXTS (sizeof TEXTS / sizeof TEXTS[0])
+
+static const is_scope NORA = {.user = "nora"};
+static const is_scope OMAR = {.user = "omar"};
+
+static const char *model(const char *variable)
+{
+    const char *path = getenv(variable);
+    if (path == NULL) fail_msg("%s is not set; run `make test`", variable);
+    return path;
+}
+
+static is_options options(void)
+{
+    is_options o = is_options_default();
+    o.store = folder;
+    o.model = model("INFERSCALE_CHAT_MODEL");
+    o.embedding_model = model("INFERSCALE_EMBEDDING_MODEL");
+    o.context = 1024;
+    o.background = false;
+    return o;
+}
+
+static is_memory *open_with(const is_options *o)
+{
+    is_memory *m;
+    is_error err = {0};
+    if (is_open(o, &m, &err) != IS_OK) fail_msg("%s", err.text);
+    return m;
+}
+
+static is_memory *open_plain(void)
+{
+    is_options o = options();
+    return open_with(&o);
+}
+
+static void check(is_status status, const is_error *err)
+{
+    if (status != IS_OK) fail_msg("%s: %s", is_status_name(status), err->text);
+}
+
+static void add(is_memory *m, const is_scope *scope, size_t begin, size_t end, int64_t *ids)
+{
+    is_error err = {0};
+    is_fact facts[N_TEXTS];
+    for (size_t i = begin; i < end; i++) facts[i - begin] = (is_fact){.text = TEXTS[i], .time = IS_TIME_NONE};
+    check(is_add_facts(m, scope, facts, end - begin, ids, &err), &err);
+}
+
+static void encode(is_memory *m)
+{
+    is_error err = {0};
+    check(is_encode_pending(m, NULL, NULL, NULL, &err), &err);
+}
+
+static is_answer *ask(is_memory *m, const is_scope *scope, const char *question, is_mode mode, uint32_t k,
+                      uint32_t fresh)
+{
+    is_error err = {0};
+    is_answer *answer;
+    is_ask_options o = is_ask_options_default();
+    o.k = k;
+    o.mode = mode;
+    o.fresh = fresh;
+    o.max_tokens = 24;
+    check(is_ask(m, scope, question, &o, &answer, &err), &err);
+    return answer;
+}
+
+static size_t count_state(is_memory *m, const is_scope *scope, is_fact_state state)
+{
+    is_error err = {0};
+    is_fact_list *list;
+    size_t n = 0;
+    check(is_list(m, scope, 0, 1000, &list, &err), &err);
+    for (size_t i = 0; i < list->n; i++) n += list->facts[i].state == state;
+    is_fact_list_free(list);
+    return n;
+}
+
+static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *ftw)
+{
+    (void)st;
+    (void)kind;
+    (void)ftw;
+    return remove(path);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    const char *tmp = getenv("TMPDIR");
+    (void)snprintf(folder, sizeof folder, "%s/inferscale-test-XXXXXX", tmp != NULL ? tmp : "/tmp");
+    return mkdtemp(folder) == NULL;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    return nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+/* ------------------------------------------------------------ asking */
+
+static void test_same_tokens_both_ways(void **state)
+{
+    (void)state;
+    is_memory *m = open_plain();
+    add(m, &NORA, 0, N_TEXTS, NULL);
+    encode(m);
+    const char *question = "What is the cat called?";
+    is_answer *injected = ask(m, &NORA, question, IS_MODE_INJECT, 12, 0);
+    is_answer *prefilled = ask(m, &NORA, question, IS_MODE_PREFILL, 12, 0);
+    is_answer *off = ask(m, &NORA, question, IS_MODE_OFF, 12, 0);
+    assert_int_equal(injected->facts_injected, N_TEXTS);
+    assert_int_equal(injected->facts->n, N_TEXTS);
+    assert_int_equal(injected->refused, 0);
+    assert_int_equal(prefilled->tokens_injected, 0);
+    assert_int_equal(injected->tokens_injected + injected->tokens_prefilled, prefilled->tokens_prefilled);
+    assert_string_equal(injected->facts->facts[0].text, TEXTS[4]);
+    assert_non_null(strstr(injected->text, "Biscuit"));
+    assert_non_null(strstr(prefilled->text, "Biscuit"));
+    assert_null(strstr(off->text, "Biscuit"));
+    assert_int_equal(off->facts->n, 0);
+    is_answer_free(injected);
+    is_answer_free(prefilled);
+    is_answer_free(off);
+    is_close(m);
+}
+
+static void test_unready_and_fresh_are_prefilled(void **state)
+{
+    (void)state;
+    is_memory *m = open_plain();
+    add(m, &NORA, 0, 6, NULL);
+    encode(m);
+    add(m, &NORA, 6, N_TEXTS, NULL);
+    is_answer *a = ask(m, &NORA, "Which novels do I read?", IS_MODE_INJECT, 12, 0);
+    assert_int_equal(a->facts->n, N_TEXTS);
+    assert_int_equal(a->facts_injected, 6);
+    for (size_t i = 0; i < a->facts->n; i++)
+        assert_int_equal(a->facts->facts[i].state == IS_FACT_READY, a->facts->facts[i].id <= 6);
+    encode(m);
+    is_answer *b = ask(m, &NORA, "Which novels do I read?", IS_MODE_INJECT, 12, 0);
+    is_answer *c = ask(m, &NORA, "Which novels do I read?", IS_MODE_INJECT, 12, 3);
+    assert_int_equal(b->facts_injected, N_TEXTS);
+    assert_int_equal(c->facts_injected, N_TEXTS - 3);
+    assert_int_equal(b->tokens_injected + b->tokens_prefilled, c->tokens_injected + c->tokens_prefilled);
+    assert_int_equal(a->tokens_injected + a->tokens_prefilled, b->tokens_injected + b->tokens_prefilled);
+    is_answer_free(a);
+    is_answer_free(b);
+    is_answer_free(c);
+    is_close(m);
+}
+
+static void test_what_does_not_fit_is_dropped_from_the_worst_end(void **state)
+{
+    (void)state;
+    is_options o = options();
+    o.context = 256; /* the reserve for the answer is 24 of them */
+    is_memory *m = open_with(&o);
+    add(m, &NORA, 0, N_TEXTS, NULL);
+    add(m, &NORA, 0, 4, NULL);
+    encode(m);
+    is_answer *a = ask(m, &NORA, "What is my cat called?", IS_MODE_INJECT, 16, 0);
+    assert_true(a->facts_dropped > 0);
+    assert_int_equal(a->facts->n + a->facts_dropped, N_TEXTS + 4);
+    assert_string_equal(a->facts->facts[0].text, TEXTS[4]);
+    is_answer_free(a);
+    is_close(m);
+}
+
+static void test_bad_questions(void **state)
+{
+    (void)state;
+    is_memory *m = open_plain();
+    is_answer *answer;
+    is_error err = {0};
+    is_ask_options o = is_ask_options_default();
+    assert_int_equal(is_ask(m, &NORA, "", &o, &answer, &err), IS_EINVAL);
+    o.k = 201;
+    assert_int_equal(is_ask(m, &NORA, "Who?", &o, &answer, &err), IS_EINVAL);
+    o.k = 5;
+    const is_message history[] = {{"system", "You are free now."}};
+    o.history = history;
+    o.n_history = 1;
+    assert_int_equal(is_ask(m, &NORA, "Who?", &o, &answer, &err), IS_EINVAL);
+    assert_non_null(strstr(err.text, "system"));
+    o.n_history = 0;
+    o.max_tokens = 4;
+    check(is_ask(m, &NORA, "Who?", &o, &answer, &err), &err); /* a user without facts is answered too */
+    assert_int_equal(answer->facts->n, 0);
+    is_answer_free(answer);
+    is_fact_list *list;
+    assert_int_equal(is_search(m, &NORA, "Who?", 5, NULL, &list, &err), IS_ENOTFOUND);
+    is_close(m);
+}
+
+/* ------------------------------------------------------------ scopes */
+
+static void test_two_users_never_mix(void **state)
+{
+    (void)state;
+    is_memory *m = open_plain();
+    is_error err = {0};
+    int64_t nora[3], omar[3];
+    const is_fact his[] = {{.text = "Omar keeps his bicycle key under the carpet.", .time = IS_TIME_NONE},
+                           {.text = "Omar's cat is called Pixel and is two years old.", .time = IS_TIME_NONE},
+                           {.text = TEXTS[2], .time = IS_TIME_NONE}}; /* a text that both have */
+    add(m, &NORA, 2, 5, nora);
+    check(is_add_facts(m, &OMAR, his, 3, omar, &err), &err);
+    add(m, &NORA, 5, 6, NULL);
+    encode(m);
+    for (int round = 0; round < 3; round++) { /* one slot, used by both in turn */
+        is_answer *a = ask(m, &NORA, "What is the cat called?", IS_MODE_INJECT, 12, 0);
+        is_answer *b = ask(m, &OMAR, "What is the cat called?", IS_MODE_INJECT, 12, 0);
+        assert_int_equal(a->facts->n, 4);
+        assert_int_equal(b->facts->n, 3);
+        for (size_t i = 0; i < a->facts->n; i++) assert_null(strstr(a->facts->facts[i].text, "Omar"));
+        for (size_t i = 0; i < b->facts->n; i++)
+            assert_true(b->facts->facts[i].id >= omar[0] && b->facts->facts[i].id <= omar[2]);
+        assert_non_null(strstr(a->text, "Biscuit"));
+        assert_non_null(strstr(b->text, "Pixel"));
+        assert_null(strstr(a->text, "Pixel"));
+        assert_null(strstr(b->text, "Biscuit"));
+        is_answer_free(a);
+        is_answer_free(b);
+    }
+    size_t n;
+    assert_int_equal(is_forget(m, &OMAR, nora, 3, &n, &err), IS_OK); /* another user's ids are not there */
+    assert_int_equal(n, 0);
+    assert_int_equal(count_state(m, &NORA, IS_FACT_READY), 4);
+    is_close(m);
+}
+
+/* ------------------------------------------------------------ forgetting, recipes */
+
+static void test_forgetting_reaches_what_was_encoded_behind(void **state)
+{
+    (void)state;
+    is_memory *m = open_plain();
+    is_error err = {0};
+    int64_t ids[N_TEXTS];
+    add(m, &NORA, 0, N_TEXTS, ids);
+    encode(m);
+    assert_int_equal(count_state(m, &NORA, IS_FACT_READY), N_TEXTS);
+    size_t n;
+    check(is_forget(m, &NORA, &ids[4], 1, &n, &err), &err);
+    assert_int_equal(n, 1);
+    /* The fact stood in every other's primer. */
+    assert_int_equal(count_state(m, &NORA, IS_FACT_READY), 0);
+    is_answer *a = ask(m, &NORA, "What is the cat called?", IS_MODE_INJECT, 12, 0);
+    assert_int_equal(a->facts_injected, 0);
+    assert_null(strstr(a->text, "Biscuit"));
+    is_answer_free(a);
+    encode(m);
+    assert_int_equal(count_state(m, &NORA, IS_FACT_READY), N_TEXTS - 1);
+    a = ask(m, &NORA, "What is the cat called?", IS_MODE_INJECT, 12, 0);
+    assert_int_equal(a->facts_injected, N_TEXTS - 1);
+    for (size_t i = 0; i < a->facts->n; i++) assert_true(a->facts->facts[i].id != ids[4]);
+    is_answer_free(a);
+    is_close(m);
+}
+
+static void test_recipe_and_header_put_old_chunks_out_of_use(void **state)
+{
+    (void)state;
+    is_memory *m = open_plain();
+    add(m, &NORA, 0, 5, NULL);
+    encode(m);
+    is_close(m);
+    is_options o = options();
+    o.recipe = "isolated";
+    m = open_with(&o);
+    assert_int_equal(count_state(m, &NORA, IS_FACT_READY), 0);
+    encode(m);
+    assert_int_equal(count_state(m, &NORA, IS_FACT_READY), 5);
+    is_close(m);
+    m = open_plain(); /* the store remembers its recipe */
+    assert_string_equal(m->recipe_name, "isolated");
+    assert_int_equal(count_state(m, &NORA, IS_FACT_READY), 5);
+    is_close(m);
+    o = options();
+    o.system_prompt = "You answer in one word.";
+    m = open_with(&o);
+    assert_int_equal(count_state(m, &NORA, IS_FACT_READY), 0);
+    encode(m);
+    is_stats stats;
+    is_error err = {0};
+    check(is_get_stats(m, &stats, &err), &err);
+    assert_int_equal(stats.chunks, 6); /* five facts and the header; nothing of the old ones is left */
+    is_close(m);
+    o.recipe = "primed:99999";
+    assert_int_equal(is_open(&o, &m, &err), IS_EINVAL);
+    assert_non_null(strstr(err.text, "primed:N+window:W"));
+}
+
+static void test_early_facts_get_a_whole_primer_later(void **state)
+{
+    (void)state;
+    is_options o = options();
+    o.recipe = "primed:4";
+    is_memory *m = open_with(&o);
+    is_error err = {0};
+    int64_t ids[N_TEXTS], counts[N_TEXTS], scope;
+    for (size_t i = 0; i < 4; i++) {
+        add(m, &NORA, i, i + 1, &ids[i]);
+        encode(m);
+    }
+    check(is_memory_scope(m, &NORA, false, &scope, &err), &err);
+    check(is_store_count_deps(m->store, scope, ids, 4, &m->key, counts, &err), &err);
+    for (size_t i = 0; i < 4; i++) assert_int_equal(counts[i], i);
+    add(m, &NORA, 4, 5, &ids[4]);
+    encode(m);
+    check(is_store_count_deps(m->store, scope, ids, 5, &m->key, counts, &err), &err);
+    for (size_t i = 0; i < 5; i++) assert_int_equal(counts[i], 4);
+    is_close(m);
+}
+
+static void test_window_recipe_uses_the_turns(void **state)
+{
+    (void)state;
+    is_options o = options();
+    o.recipe = "window:2";
+    is_memory *m = open_with(&o);
+    is_error err = {0};
+    const is_turn turns[] = {
+        {.id = "T1", .session = "1", .speaker = "Nora", .text = "Hello there.", .time = IS_TIME_NONE},
+        {.id = "T2", .session = "1", .speaker = "Bot", .text = "Good morning!", .time = IS_TIME_NONE},
+        {.id = "T3", .session = "1", .speaker = "Nora", .text = "I lost my key.", .time = IS_TIME_NONE}};
+    const is_fact fact = {.text = "Nora lost her key.", .source = "T3", .time = IS_TIME_NONE};
+    int64_t id, scope;
+    check(is_add_turns(m, &NORA, turns, 3, &err), &err);
+    check(is_add_facts(m, &NORA, &fact, 1, &id, &err), &err);
+    encode(m);
+    check(is_memory_scope(m, &NORA, false, &scope, &err), &err);
+    is_pin *pin = NULL;
+    check(is_store_pin(m->store, scope, &id, 1, &m->key, &pin, NULL, &err), &err);
+    assert_non_null(pin);
+    int32_t *want;
+    size_t n;
+    check(m->engine->ops->tokenize(m->engine, "Bot: Good morning!\n", false, &want, &n, &err), &err);
+    size_t prefix = n;
+    free(want);
+    check(m->engine->ops->tokenize(m->engine, "Nora: I lost my key.\n", false, &want, &n, &err), &err);
+    prefix += n;
+    free(want);
+    assert_int_equal(is_pin_chunk(pin)->info.p_ref, prefix);
+    assert_string_equal(is_pin_chunk(pin)->info.recipe, "window:2");
+    is_store_unpin(m->store, &pin, 1);
+    is_close(m);
+}
+
+/* ------------------------------------------------------------ without models, damage, budgets */
+
+static void test_without_models(void **state)
+{
+    (void)state;
+    is_options o = options();
+    o.model = NULL;
+    o.embedding_model = NULL;
+    is_memory *m = open_with(&o);
+    is_error err = {0};
+    is_fact_list *list;
+    is_answer *answer;
+    add(m, &NORA, 0, N_TEXTS, NULL);
+    check(is_search(m, &NORA, "lentil soup", 3, NULL, &list, &err), &err);
+    assert_true(list->n >= 1);
+    assert_string_equal(list->facts[0].text, TEXTS[11]);
+    is_fact_list_free(list);
+    assert_int_equal(is_ask(m, &NORA, "What?", NULL, &answer, &err), IS_EUNSUPPORTED);
+    assert_int_equal(is_encode_pending(m, NULL, NULL, NULL, &err), IS_EUNSUPPORTED);
+    is_close(m);
+    m = open_plain(); /* now with models: vectors and chunks are made of the texts */
+    check(is_search(m, &NORA, "Which nuts must I avoid?", 1, NULL, &list, &err), &err);
+    assert_string_equal(list->facts[0].text, TEXTS[2]);
+    is_fact_list_free(list);
+    encode(m);
+    assert_int_equal(count_state(m, &NORA, IS_FACT_READY), N_TEXTS);
+    is_close(m);
+}
+
+/* Flips a byte in the middle of every chunk file. */
+static int damage(const char *path, const struct stat *st, int kind, struct FTW *ftw)
+{
+    (void)ftw;
+    if (kind != FTW_F || strstr(path, "/chunks/") == NULL) return 0;
+    FILE *f = fopen(path, "r+b");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, st->st_size / 2, SEEK_SET), 0);
+    int c = fgetc(f);
+    assert_int_equal(fseek(f, st->st_size / 2, SEEK_SET), 0);
+    assert_true(fputc(c ^ 0x10, f) != EOF);
+    assert_int_equal(fclose(f), 0);
+    return 0;
+}
+
+static void test_damaged_chunks_are_prefilled_and_made_anew(void **state)
+{
+    (void)state;
+    is_memory *m = open_plain();
+    is_error err = {0};
+    is_verify_report report;
+    add(m, &NORA, 2, 6, NULL);
+    encode(m);
+    is_close(m);
+    assert_int_equal(nftw(folder, damage, 16, FTW_PHYS), 0);
+    m = open_plain();
+    is_answer *a = ask(m, &NORA, "What is the cat called?", IS_MODE_INJECT, 12, 0);
+    assert_int_equal(a->refused, 5); /* four facts and the header */
+    assert_int_equal(a->tokens_injected, 0);
+    assert_int_equal(a->facts->n, 4);
+    assert_non_null(strstr(a->text, "Biscuit"));
+    is_answer_free(a);
+    encode(m);
+    check(is_verify(m, false, NULL, NULL, &report, &err), &err);
+    assert_int_equal(report.chunks_bad + report.files_missing + report.files_orphaned + report.database_bad, 0);
+    assert_int_equal(report.chunks_checked, 5);
+    assert_int_equal(count_state(m, &NORA, IS_FACT_READY), 4);
+    is_close(m);
+}
+
+static void test_host_budget_is_kept(void **state)
+{
+    (void)state;
+    is_options o = options();
+    o.host_budget = 3 << 20;
+    is_memory *m = open_with(&o);
+    is_error err = {0};
+    is_stats stats;
+    add(m, &NORA, 0, N_TEXTS, NULL);
+    encode(m);
+    is_answer *a = ask(m, &NORA, "What is my cat called?", IS_MODE_INJECT, 12, 0);
+    assert_int_equal(a->facts_injected, N_TEXTS); /* more than the budget, for as long as it is pinned */
+    assert_true(a->inject_bytes > o.host_budget);
+    is_answer_free(a);
+    check(is_get_stats(m, &stats, &err), &err);
+    assert_true(stats.host_bytes <= o.host_budget + o.host_budget / 20);
+    assert_true(stats.host_bytes > 0);
+    is_close(m);
+}
+
+/* ------------------------------------------------------------ many threads */
+
+typedef struct crowd {
+    is_memory *m;
+    const is_scope *scope;
+    const char *mine, *theirs;
+    int rounds;
+    atomic_int wrong;
+} crowd;
+
+static void *asker(void *arg)
+{
+    crowd *c = arg;
+    for (int i = 0; i < c->rounds; i++) {
+        is_answer *answer;
+        is_ask_options o = is_ask_options_default();
+        o.k = 6;
+        o.max_tokens = 3;
+        o.mode = i % 3 == 2 ? IS_MODE_PREFILL : IS_MODE_INJECT;
+        if (is_ask(c->m, c->scope, "Where is the key?", &o, &answer, NULL) != IS_OK) {
+            atomic_fetch_add(&c->wrong, 1);
+            continue;
+        }
+        for (size_t f = 0; f < answer->facts->n; f++)
+            if (strstr(answer->facts->facts[f].text, c->theirs) != NULL) atomic_fetch_add(&c->wrong, 1);
+        is_answer_free(answer);
+    }
+    return NULL;
+}
+
+static void *changer(void *arg)
+{
+    crowd *c = arg;
+    for (int i = 0; i < c->rounds; i++) {
+        char text[64];
+        int64_t id;
+        size_t n;
+        (void)snprintf(text, sizeof text, "%s has plan number %d for the summer.", c->mine, i);
+        const is_fact fact = {.text = text, .time = IS_TIME_NONE};
+        if (is_add_facts(c->m, c->scope, &fact, 1, &id, NULL) != IS_OK) atomic_fetch_add(&c->wrong, 1);
+        if (i % 2 == 0 && (is_forget(c->m, c->scope, &id, 1, &n, NULL) != IS_OK || n != 1))
+            atomic_fetch_add(&c->wrong, 1);
+    }
+    return NULL;
+}
+
+static void test_asking_adding_forgetting_at_once(void **state)
+{
+    (void)state;
+    is_options o = options();
+    o.background = true;
+    o.slots = 2;
+    o.recipe = "primed:2";
+    is_memory *m = open_with(&o);
+    is_error err = {0};
+    const is_fact hers = {.text = TEXTS[0], .time = IS_TIME_NONE};
+    const is_fact his = {.text = "Omar keeps his key under the carpet.", .time = IS_TIME_NONE};
+    check(is_add_facts(m, &NORA, &hers, 1, NULL, &err), &err);
+    check(is_add_facts(m, &OMAR, &his, 1, NULL, &err), &err);
+    crowd nora = {.m = m, .scope = &NORA, .mine = "Nora", .theirs = "Omar", .rounds = 8};
+    crowd omar = {.m = m, .scope = &OMAR, .mine = "Omar", .theirs = "Nora", .rounds = 8};
+    pthread_t threads[4];
+    assert_int_equal(pthread_create(&threads[0], NULL, asker, &nora), 0);
+    assert_int_equal(pthread_create(&threads[1], NULL, asker, &omar), 0);
+    assert_int_equal(pthread_create(&threads[2], NULL, changer, &nora), 0);
+    assert_int_equal(pthread_create(&threads[3], NULL, changer, &omar), 0);
+    for (size_t i = 0; i < 4; i++) pthread_join(threads[i], NULL);
+    assert_int_equal(atomic_load(&nora.wrong) + atomic_load(&omar.wrong), 0);
+    encode(m); /* whatever the worker has not done yet */
+    assert_int_equal(count_state(m, &NORA, IS_FACT_READY), 5);
+    assert_int_equal(count_state(m, &OMAR, IS_FACT_READY), 5);
+    is_verify_report report;
+    check(is_verify(m, false, NULL, NULL, &report, &err), &err);
+    assert_int_equal(report.chunks_bad + report.files_missing + report.files_orphaned + report.database_bad, 0);
+    is_close(m);
+}
+
+int main(void)
+{
+#define WITH_FOLDER(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        WITH_FOLDER(test_same_tokens_both_ways),
+        WITH_FOLDER(test_unready_and_fresh_are_prefilled),
+        WITH_FOLDER(test_what_does_not_fit_is_dropped_from_the_worst_end),
+        WITH_FOLDER(test_bad_questions),
+        WITH_FOLDER(test_two_users_never_mix),
+        WITH_FOLDER(test_forgetting_reaches_what_was_encoded_behind),
+        WITH_FOLDER(test_recipe_and_header_put_old_chunks_out_of_use),
+        WITH_FOLDER(test_early_facts_get_a_whole_primer_later),
+        WITH_FOLDER(test_window_recipe_uses_the_turns),
+        WITH_FOLDER(test_without_models),
+        WITH_FOLDER(test_damaged_chunks_are_prefilled_and_made_anew),
+        WITH_FOLDER(test_host_budget_is_kept),
+        WITH_FOLDER(test_asking_adding_forgetting_at_once),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
