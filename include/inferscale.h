@@ -123,7 +123,7 @@ is_options is_options_default(void);
 
 /* Opens a store, loads the models, proves the layout.  *out: is_close. */
 is_status is_open(const is_options *options, is_memory **out, is_error *err);
-/* Ends running requests with IS_ECANCELED, lets the encode job in hand finish. */
+/* Ends running calls of other threads with IS_ECANCELED and waits for them; they must have begun before. */
 void is_close(is_memory *memory);
 
 /* ------------------------------------------------------------ adding, reading */
@@ -146,7 +146,10 @@ is_status is_encode_pending(is_memory *memory, const is_scope *scope, is_progres
 /* Facts of a scope by rising id, at most `limit`, with ids > after.  Free with is_fact_list_free. */
 is_status is_list(is_memory *memory, const is_scope *scope, int64_t after, size_t limit, is_fact_list **out,
                   is_error *err);
-/* Forgets facts: text, embedding, index, chunks, and chunks made behind them. n 0: the whole scope. */
+/*
+ * Forgets facts: text, embedding, index, chunks, and chunks made behind them.  n 0: the whole scope, its turns too;
+ * otherwise turns stay, and so do chunks that were made behind the turn a fact came from.
+ */
 is_status is_forget(is_memory *memory, const is_scope *scope, const int64_t *ids, size_t n, size_t *forgotten,
                     is_error *err);
 

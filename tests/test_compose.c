@@ -203,6 +203,30 @@ static void long_and_many(void **state)
     }
 }
 
+/* Runs that are written past the caches: every byte as in the small ones, at odd addresses and with gaps. */
+static void beyond_the_caches(void **state)
+{
+    (void)state;
+    for (int transposed = 0; transposed < 2; transposed++) {
+        for (size_t gap = 0; gap <= 4; gap += 4) {
+            bench *b = mixed_bench(IS_F16, transposed != 0);
+            size_t bytes = 0;
+            for (int i = 0; i < 190 && bytes < ((size_t)9 << 20); i++) {
+                add_chunk(b, 700 + (uint32_t)i, 31 * i);
+                bytes = 0;
+                for (uint32_t l = 0; l < 5; l++)
+                    bytes += (b->total - is_layer_first(&b->layout.layers[l], b->total)) *
+                             (is_layer_k_bytes(&b->layout, l) + is_layer_v_bytes(&b->layout, l));
+            }
+            assert_true(bytes >= (size_t)9 << 20);
+            make_targets(b, gap);
+            assert_int_equal(is_compose(&b->layout, b->placed, b->n, b->targets, 0, 5, NULL), IS_OK);
+            for (uint32_t l = 0; l < 5; l++) check_layer(b, l);
+            free_bench(b);
+        }
+    }
+}
+
 static void layer_ranges_are_kept(void **state)
 {
     (void)state;
@@ -297,11 +321,9 @@ static void wrong_runs_are_refused_before_a_byte_is_written(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(composed_equals_row_by_row),
-        cmocka_unit_test(long_and_many),
-        cmocka_unit_test(layer_ranges_are_kept),
-        cmocka_unit_test(any_part_may_be_wanted),
-        cmocka_unit_test(wrong_runs_are_refused_before_a_byte_is_written),
+        cmocka_unit_test(composed_equals_row_by_row), cmocka_unit_test(long_and_many),
+        cmocka_unit_test(beyond_the_caches),          cmocka_unit_test(layer_ranges_are_kept),
+        cmocka_unit_test(any_part_may_be_wanted),     cmocka_unit_test(wrong_runs_are_refused_before_a_byte_is_written),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "memory/memory.h"
 
@@ -556,6 +557,48 @@ static void test_asking_adding_forgetting_at_once(void **state)
     is_close(m);
 }
 
+typedef struct closing {
+    is_memory *m;
+    atomic_bool begun;
+    is_status status;
+} closing;
+
+static bool on_first_token(void *user, const char *piece, size_t n)
+{
+    (void)piece;
+    (void)n;
+    atomic_store(&((closing *)user)->begun, true);
+    return true;
+}
+
+static void *long_answer(void *arg)
+{
+    closing *c = arg;
+    is_answer *answer;
+    is_ask_options o = is_ask_options_default();
+    o.max_tokens = 900;
+    o.on_token = on_first_token;
+    o.user = c;
+    o.sampling.temperature = 5; /* it hardly ends by itself */
+    c->status = is_ask(c->m, &NORA, "Tell me everything.", &o, &answer, NULL);
+    if (c->status == IS_OK) is_answer_free(answer);
+    return NULL;
+}
+
+static void test_closing_ends_what_runs(void **state)
+{
+    (void)state;
+    closing c = {.m = open_plain()};
+    pthread_t thread;
+    add(c.m, &NORA, 0, 3, NULL);
+    assert_int_equal(pthread_create(&thread, NULL, long_answer, &c), 0);
+    const struct timespec moment = {.tv_nsec = 1000000};
+    while (!atomic_load(&c.begun)) nanosleep(&moment, NULL);
+    is_close(c.m);
+    pthread_join(thread, NULL);
+    assert_int_equal(c.status, IS_ECANCELED);
+}
+
 int main(void)
 {
 #define WITH_FOLDER(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
@@ -573,6 +616,7 @@ int main(void)
         WITH_FOLDER(test_damaged_chunks_are_prefilled_and_made_anew),
         WITH_FOLDER(test_host_budget_is_kept),
         WITH_FOLDER(test_asking_adding_forgetting_at_once),
+        WITH_FOLDER(test_closing_ends_what_runs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -47,6 +47,7 @@ static is_status scored_build(is_memory *m, int64_t scope, const is_fact_list *f
     memset(s, 0, sizeof *s);
     is_status status = is_prompt_build(m, scope, facts, &options, &s->prompt, err);
     if (status == IS_OK) status = m->engine->ops->tokenize(m->engine, q->answer, false, &s->answer, &s->n_answer, err);
+    if (status == IS_OK && s->n_answer == 0) status = is_fail(err, IS_EINVAL, "an answer has no tokens");
     if (status != IS_OK) {
         scored_free(m, s);
         return status;

@@ -1,6 +1,7 @@
 /* Error texts, the clock, and UTF-8: the few things that every part needs. */
 #include "common.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <time.h>
 
@@ -29,6 +30,14 @@ const char *is_status_name(is_status status)
     case IS_EENGINE: return "IS_EENGINE";
     }
     return "unknown status";
+}
+
+uint32_t is_usable_cores(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+    int n = CPU_COUNT(&set);
+    return n > 0 ? (uint32_t)n : 1;
 }
 
 double is_now_ms(void)

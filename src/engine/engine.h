@@ -81,7 +81,8 @@ typedef struct is_encode_target {
 typedef struct is_encode_job {
     const int32_t *prefix; /* may be empty; p_ref of the chunks is n_prefix */
     uint32_t n_prefix;
-    const char *recipe; /* written into the chunks */
+    const char *recipe;        /* written into the chunks */
+    const atomic_bool *cancel; /* may be NULL; looked at between steps: IS_ECANCELED */
     is_encode_target *targets;
     size_t n_targets;
 } is_encode_job;

@@ -27,7 +27,7 @@
 typedef struct is_chunk_info {
     uint8_t fingerprint[16]; /* of weights, layout, tokenizer, template */
     uint8_t context[16];     /* hash of the tokens that stood in front when it was made */
-    uint8_t text[16];    /* hash of the text that the tokens are of; whoever makes chunks of texts sets it, else 0 */
+    uint8_t text[16]; /* hash of the text that the tokens are of; whoever makes chunks of texts sets it, else 0 */
     char recipe[IS_RECIPE_MAX];
     int32_t p_ref; /* position of its first token when it was made */
     uint32_t n_tokens;

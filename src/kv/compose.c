@@ -9,6 +9,11 @@
  * dimensions of many chunks are put together in a small buffer, which stays in the first-level cache,
  * and go out as long runs.
  *
+ * A run that is larger than the caches is written past them: rows are rotated in a small buffer too and go out as
+ * whole lines that need not be read first.  Measured on Zen 5, where memory is the limit and one core reaches it, with
+ * 50 chunks of 48 tokens (55 MB): 2.4 ms on two cores, 3.9 ms on one,
+ * 5.6 ms through the caches; a memcpy of the same bytes takes 2.8 ms.
+ *
  * Everything is checked before the first byte is written.
  */
 #include "compose_isa.h"
@@ -90,7 +95,20 @@ typedef struct run {
     size_t n;
     const is_target *targets;
     uint32_t layer_begin, layer_end;
+    bool stream; /* past the caches */
 } run;
+
+/* From this size on. */
+#define STREAM_BYTES ((size_t)8 << 20)
+
+static void copy_out(const run *r, uint8_t *dst, size_t dst_stride, const uint8_t *src, size_t src_stride, size_t bytes,
+                     size_t n)
+{
+    if (r->stream)
+        is_stream_runs(dst, dst_stride, src, src_stride, bytes, n);
+    else
+        is_copy_runs(dst, dst_stride, src, src_stride, bytes, n);
+}
 
 /* The angles of one chunk, each rope's computed when the first layer asks for it. */
 typedef struct rotations {
@@ -136,11 +154,11 @@ static size_t block_rows(const piece *p)
     return rows < p->n ? rows : p->n;
 }
 
-static void plan_prefetch(is_rotate_job *job, const piece *next)
+static void plan_prefetch(is_rotate_job *job, const piece *next, bool stream)
 {
     if (next->n == 0) return;
     job->next_src = next->src;
-    job->next_dst = next->dst_stride == next->row ? next->dst : NULL;
+    job->next_dst = !stream && next->dst_stride == next->row ? next->dst : NULL;
     job->next_bytes = block_rows(next) * next->row;
     job->next_share = is_align_up((job->next_bytes + job->n - 1) / job->n, 64);
 }
@@ -148,19 +166,23 @@ static void plan_prefetch(is_rotate_job *job, const piece *next)
 static void rotate_piece(const run *r, const is_rotation *rotation, uint32_t layer, piece now, const piece *next)
 {
     const is_layer *o = &r->layout->layers[layer];
+    _Alignas(64) uint8_t rotated[K_BLOCK];
+    bool stream = r->stream && now.row <= K_BLOCK;
     while (now.n != 0) {
         is_rotate_job job = {.heads = o->heads,
                              .k_dim = o->k_dim,
                              .src = now.src,
-                             .dst = now.dst,
+                             .dst = stream ? rotated : now.dst,
                              .src_stride = now.row,
-                             .dst_stride = now.dst_stride,
+                             .dst_stride = stream ? now.row : now.dst_stride,
                              .n = block_rows(&now)};
+        uint8_t *dst = now.dst;
         now.src += job.n * now.row;
         now.dst += job.n * now.dst_stride;
         now.n -= job.n;
-        plan_prefetch(&job, now.n != 0 ? &now : next);
+        plan_prefetch(&job, now.n != 0 ? &now : next, stream);
         is_rotate_run(r->isa, r->layout->dtype, &r->layout->ropes[o->rope], rotation, job);
+        if (stream) is_stream_runs(dst, now.dst_stride, rotated, now.row, now.row, job.n);
     }
 }
 
@@ -177,7 +199,7 @@ static void write_k(const run *r, size_t chunk)
             next = k_piece(r, chunk + 1, r->layer_begin);
         uint32_t rope = r->layout->layers[i].rope;
         if (rope == IS_LAYER_NO_ROPE && now.n != 0)
-            is_copy_runs(now.dst, now.dst_stride, now.src, now.row, now.row, now.n);
+            copy_out(r, now.dst, now.dst_stride, now.src, now.row, now.row, now.n);
         else if (now.n != 0)
             rotate_piece(r, rotation_of(&all, r->layout, rope, &r->chunks[chunk]), i, now, &next);
         now = next;
@@ -193,8 +215,8 @@ static void write_v_rows(const run *r, uint32_t layer)
         is_chunk_rows rows = is_chunk_layer(r->chunks[i].chunk, layer);
         cut c = cut_rows(&r->chunks[i], &rows, target);
         if (c.n != 0)
-            is_copy_runs(target->v + c.to * target->v_stride, target->v_stride, rows.v + c.from * rows.v_row,
-                         rows.v_row, rows.v_row, c.n);
+            copy_out(r, target->v + c.to * target->v_stride, target->v_stride, rows.v + c.from * rows.v_row, rows.v_row,
+                     rows.v_row, c.n);
     }
 }
 
@@ -250,7 +272,7 @@ static inline __attribute__((always_inline)) void prefetch_dims(const part *p, s
     for (size_t at = 0; at < n_dims * p->stride; at += 64) __builtin_prefetch(from + at, 0);
 }
 
-static void write_v_runs(const parts *all, uint8_t *dst, size_t dst_stride, size_t dims)
+static void write_v_runs(const run *r, const parts *all, uint8_t *dst, size_t dst_stride, size_t dims)
 {
     _Alignas(64) uint8_t together[V_DIMS * V_BYTES];
     for (size_t dim = 0; dim < dims; dim += V_DIMS) {
@@ -261,7 +283,7 @@ static void write_v_runs(const parts *all, uint8_t *dst, size_t dst_stride, size
             prefetch_dims(p, dim + n, n_next);
             is_copy_runs(together + p->at, all->bytes, p->src + dim * p->stride, p->stride, p->bytes, n);
         }
-        is_copy_runs(dst + dim * dst_stride, dst_stride, together, all->bytes, all->bytes, n);
+        copy_out(r, dst + dim * dst_stride, dst_stride, together, all->bytes, all->bytes, n);
     }
 }
 
@@ -274,7 +296,7 @@ static void write_v_transposed(const run *r, uint32_t layer)
     parts all;
     for (uint32_t row = 0; row < target->n; row += (uint32_t)(all.bytes / element)) {
         collect(&all, r, layer, row, &chunk);
-        write_v_runs(&all, target->v + row * element, target->v_stride, dims);
+        write_v_runs(r, &all, target->v + row * element, target->v_stride, dims);
     }
 }
 
@@ -291,7 +313,11 @@ is_status is_compose_isa(is_isa isa, const is_layout *layout, const is_placed *c
     for (uint32_t i = layer_begin; i < layer_end && status == IS_OK; i++)
         status = check_layer(layout, chunks, n, end, i, &targets[i], err);
     if (status != IS_OK) return status;
-    run r = {isa, layout, chunks, n, targets, layer_begin, layer_end};
+    run r = {isa, layout, chunks, n, targets, layer_begin, layer_end, false};
+    size_t bytes = 0;
+    for (uint32_t i = layer_begin; i < layer_end; i++)
+        bytes += targets[i].n * (is_layer_k_bytes(layout, i) + is_layer_v_bytes(layout, i));
+    r.stream = bytes >= STREAM_BYTES;
     for (size_t i = 0; i < n; i++) write_k(&r, i);
     for (uint32_t i = layer_begin; i < layer_end; i++) {
         if (layout->layers[i].v_dim == 0 || targets[i].n == 0) continue;
@@ -300,6 +326,7 @@ is_status is_compose_isa(is_isa isa, const is_layout *layout, const is_placed *c
         else
             write_v_rows(&r, i);
     }
+    if (r.stream) is_stream_end();
     return IS_OK;
 }
 

@@ -47,7 +47,7 @@ is_status is_compose(const is_layout *layout, const is_placed *chunks, size_t n,
 /* The instruction sets that there is a path for. */
 typedef enum is_isa { IS_ISA_C = 0, IS_ISA_AVX2, IS_ISA_AVX512, IS_ISA_NEON } is_isa;
 
-/* The best one that this processor has; chosen once. */
+/* The best one that this processor has. */
 is_isa is_isa_best(void);
 bool is_isa_supported(is_isa isa);
 const char *is_isa_name(is_isa isa);

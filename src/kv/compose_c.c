@@ -198,3 +198,50 @@ void is_copy_runs(uint8_t *dst, size_t dst_stride, const uint8_t *src, size_t sr
         for (size_t i = 0; i < n; i++) copy_short(dst + i * dst_stride, src + i * src_stride, bytes);
     }
 }
+
+#ifdef __x86_64__
+
+#include <emmintrin.h>
+
+/* Bytes up to the next line, whole lines past the caches, and the rest. */
+static void stream_run(uint8_t *dst, const uint8_t *src, size_t bytes)
+{
+    size_t head = (size_t)(-(uintptr_t)dst & 63);
+    if (bytes < 64 + head) {
+        memcpy(dst, src, bytes);
+        return;
+    }
+    memcpy(dst, src, head);
+    size_t at = head;
+    for (; at + 64 <= bytes; at += 64) {
+        const __m128i *from = (const __m128i *)(const void *)(src + at);
+        __m128i *to = (__m128i *)(void *)(dst + at);
+        for (int i = 0; i < 4; i++) _mm_stream_si128(to + i, _mm_loadu_si128(from + i));
+    }
+    memcpy(dst + at, src + at, bytes - at);
+}
+
+void is_stream_runs(uint8_t *dst, size_t dst_stride, const uint8_t *src, size_t src_stride, size_t bytes, size_t n)
+{
+    if (bytes == dst_stride && bytes == src_stride) {
+        stream_run(dst, src, bytes * n);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) stream_run(dst + i * dst_stride, src + i * src_stride, bytes);
+}
+
+void is_stream_end(void)
+{
+    _mm_sfence();
+}
+
+#else
+
+void is_stream_runs(uint8_t *dst, size_t dst_stride, const uint8_t *src, size_t src_stride, size_t bytes, size_t n)
+{
+    is_copy_runs(dst, dst_stride, src, src_stride, bytes, n);
+}
+
+void is_stream_end(void) {}
+
+#endif

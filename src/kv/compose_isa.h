@@ -63,6 +63,13 @@ void is_rotate_run(is_isa isa, is_dtype dtype, const is_rope *rope, const is_rot
 /* Copies n runs of `bytes`, src and dst not overlapping. */
 void is_copy_runs(uint8_t *dst, size_t dst_stride, const uint8_t *src, size_t src_stride, size_t bytes, size_t n);
 
+/*
+ * As is_copy_runs, for what is too large to stay in the caches: whole lines are written past them (x86), which saves
+ * reading them first.  is_stream_end makes what was written so visible to other threads.
+ */
+void is_stream_runs(uint8_t *dst, size_t dst_stride, const uint8_t *src, size_t src_stride, size_t bytes, size_t n);
+void is_stream_end(void);
+
 /* is_compose with a given instruction set; the C path where this processor does not have it. */
 is_status is_compose_isa(is_isa isa, const is_layout *layout, const is_placed *chunks, size_t n,
                          const is_target *targets, uint32_t layer_begin, uint32_t layer_end, is_error *err);

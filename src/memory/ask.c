@@ -53,7 +53,7 @@ static is_status find_facts(is_memory *memory, const is_scope *scope, const char
                    &answer->timing.rank_ms, err);
 }
 
-/* What did not fit is cut off the list; the states say which facts came from chunks. */
+/* What did not fit is cut off the list; the states say which facts have a chunk. */
 static void report_facts(is_answer *answer, const is_prompt *prompt)
 {
     is_fact_list *list = answer->facts;
@@ -88,7 +88,8 @@ static is_status run(is_memory *memory, int64_t scope, const is_message *message
                       .stop = o->stop,
                       .n_stop = o->n_stop,
                       .on_token = o->on_token,
-                      .user = o->user};
+                      .user = o->user,
+                      .cancel = &memory->closing};
     is_run_result result;
     status = memory->engine->ops->run(memory->engine, &request, &result, err);
     if (status == IS_OK) {
@@ -107,18 +108,20 @@ static is_status run(is_memory *memory, int64_t scope, const is_message *message
         answer->timing.ttft_ms = built - begin + result.stats.ttft_ms;
         report_facts(answer, &prompt);
     }
+    if (prompt.refused > 0) is_worker_notify(memory); /* damaged chunks were dropped and are made anew */
     is_prompt_free(memory, &prompt);
+    if (status == IS_OK && atomic_load(&memory->closing))
+        return is_fail(err, IS_ECANCELED, "the memory is being closed");
     return status;
 }
 
-is_status is_ask(is_memory *memory, const is_scope *scope, const char *question, const is_ask_options *options,
-                 is_answer **out, is_error *err)
+static is_status ask_inside(is_memory *memory, const is_scope *scope, const char *question,
+                            const is_ask_options *options, is_answer **out, is_error *err)
 {
     const is_ask_options defaults = is_ask_options_default();
     const is_ask_options *o = options != NULL ? options : &defaults;
     double begin = is_now_ms();
     int64_t number;
-    *out = NULL;
     is_status status = check(memory, question, o, err);
     if (status != IS_OK) return status;
     is_answer *answer = calloc(1, sizeof *answer);
@@ -138,4 +141,15 @@ is_status is_ask(is_memory *memory, const is_scope *scope, const char *question,
     answer->timing.total_ms = is_now_ms() - begin;
     *out = answer;
     return IS_OK;
+}
+
+is_status is_ask(is_memory *memory, const is_scope *scope, const char *question, const is_ask_options *options,
+                 is_answer **out, is_error *err)
+{
+    *out = NULL;
+    is_status status = is_memory_enter(memory, err);
+    if (status != IS_OK) return status;
+    status = ask_inside(memory, scope, question, options, out, err);
+    is_memory_leave(memory);
+    return status;
 }

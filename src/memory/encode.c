@@ -159,6 +159,7 @@ static is_status batch_run(encode_run *run, int64_t scope, batch *b, is_error *e
     is_encode_job job = {.prefix = b->prefix.tokens,
                          .n_prefix = b->prefix.n,
                          .recipe = m->recipe_name,
+                         .cancel = &m->closing,
                          .targets = b->targets,
                          .n_targets = b->n};
     is_status status = m->engine->ops->encode(m->engine, &job, err);
@@ -316,8 +317,8 @@ static is_status encode_locked(is_memory *m, int64_t scope, is_progress_fn progr
     return status;
 }
 
-is_status is_encode_pending(is_memory *memory, const is_scope *scope, is_progress_fn progress, void *user,
-                            is_error *err)
+static is_status encode_pending_inside(is_memory *memory, const is_scope *scope, is_progress_fn progress, void *user,
+                                       is_error *err)
 {
     int64_t number = 0;
     if (memory->engine == NULL)
@@ -330,6 +331,16 @@ is_status is_encode_pending(is_memory *memory, const is_scope *scope, is_progres
     pthread_mutex_lock(&memory->encode_lock);
     is_status status = encode_locked(memory, number, progress, user, err);
     pthread_mutex_unlock(&memory->encode_lock);
+    return status;
+}
+
+is_status is_encode_pending(is_memory *memory, const is_scope *scope, is_progress_fn progress, void *user,
+                            is_error *err)
+{
+    is_status status = is_memory_enter(memory, err);
+    if (status != IS_OK) return status;
+    status = encode_pending_inside(memory, scope, progress, user, err);
+    is_memory_leave(memory);
     return status;
 }
 

@@ -31,8 +31,8 @@ static is_status embed_f16(is_memory *memory, const char *const *texts, size_t n
     return status;
 }
 
-is_status is_add_facts(is_memory *memory, const is_scope *scope, const is_fact *facts, size_t n, int64_t *ids,
-                       is_error *err)
+static is_status add_facts_inside(is_memory *memory, const is_scope *scope, const is_fact *facts, size_t n,
+                                  int64_t *ids, is_error *err)
 {
     if (n == 0) return IS_OK;
     int64_t number;
@@ -58,12 +58,32 @@ is_status is_add_facts(is_memory *memory, const is_scope *scope, const is_fact *
     return status;
 }
 
-is_status is_add_turns(is_memory *memory, const is_scope *scope, const is_turn *turns, size_t n, is_error *err)
+is_status is_add_facts(is_memory *memory, const is_scope *scope, const is_fact *facts, size_t n, int64_t *ids,
+                       is_error *err)
+{
+    is_status status = is_memory_enter(memory, err);
+    if (status != IS_OK) return status;
+    status = add_facts_inside(memory, scope, facts, n, ids, err);
+    is_memory_leave(memory);
+    return status;
+}
+
+static is_status add_turns_inside(is_memory *memory, const is_scope *scope, const is_turn *turns, size_t n,
+                                  is_error *err)
 {
     int64_t number;
     if (n == 0) return IS_OK;
     is_status status = is_memory_scope(memory, scope, true, &number, err);
     return status == IS_OK ? is_store_add_turns(memory->store, number, turns, n, err) : status;
+}
+
+is_status is_add_turns(is_memory *memory, const is_scope *scope, const is_turn *turns, size_t n, is_error *err)
+{
+    is_status status = is_memory_enter(memory, err);
+    if (status != IS_OK) return status;
+    status = add_turns_inside(memory, scope, turns, n, err);
+    is_memory_leave(memory);
+    return status;
 }
 
 /* Fills in the states, which depend on the engine. */
@@ -83,11 +103,10 @@ static is_status mark_ready(is_memory *memory, int64_t scope, is_fact_list *list
     return status;
 }
 
-is_status is_list(is_memory *memory, const is_scope *scope, int64_t after, size_t limit, is_fact_list **out,
-                  is_error *err)
+static is_status list_inside(is_memory *memory, const is_scope *scope, int64_t after, size_t limit, is_fact_list **out,
+                             is_error *err)
 {
     int64_t number;
-    *out = NULL;
     is_status status = is_memory_scope(memory, scope, false, &number, err);
     if (status == IS_OK) status = is_store_list(memory->store, number, after, limit, out, err);
     if (status == IS_OK) status = mark_ready(memory, number, *out, err);
@@ -98,8 +117,19 @@ is_status is_list(is_memory *memory, const is_scope *scope, int64_t after, size_
     return status;
 }
 
-is_status is_forget(is_memory *memory, const is_scope *scope, const int64_t *ids, size_t n, size_t *forgotten,
-                    is_error *err)
+is_status is_list(is_memory *memory, const is_scope *scope, int64_t after, size_t limit, is_fact_list **out,
+                  is_error *err)
+{
+    *out = NULL;
+    is_status status = is_memory_enter(memory, err);
+    if (status != IS_OK) return status;
+    status = list_inside(memory, scope, after, limit, out, err);
+    is_memory_leave(memory);
+    return status;
+}
+
+static is_status forget_inside(is_memory *memory, const is_scope *scope, const int64_t *ids, size_t n,
+                               size_t *forgotten, is_error *err)
 {
     int64_t number;
     if (forgotten != NULL) *forgotten = 0;
@@ -109,6 +139,16 @@ is_status is_forget(is_memory *memory, const is_scope *scope, const int64_t *ids
     is_index_drop(memory->index, number);
     is_worker_notify(memory); /* what was encoded behind it is made anew */
     return IS_OK;
+}
+
+is_status is_forget(is_memory *memory, const is_scope *scope, const int64_t *ids, size_t n, size_t *forgotten,
+                    is_error *err)
+{
+    is_status status = is_memory_enter(memory, err);
+    if (status != IS_OK) return status;
+    status = forget_inside(memory, scope, ids, n, forgotten, err);
+    is_memory_leave(memory);
+    return status;
 }
 
 /* ------------------------------------------------------------ searching */
@@ -216,12 +256,11 @@ is_status is_rank(is_memory *memory, int64_t scope, const char *query, uint32_t 
     return status;
 }
 
-is_status is_search(is_memory *memory, const is_scope *scope, const char *query, uint32_t k, const is_filter *filter,
-                    is_fact_list **out, is_error *err)
+static is_status search_inside(is_memory *memory, const is_scope *scope, const char *query, uint32_t k,
+                               const is_filter *filter, is_fact_list **out, is_error *err)
 {
     int64_t number;
     double embed_ms, rank_ms;
-    *out = NULL;
     if (query == NULL || query[0] == '\0') return is_fail(err, IS_EINVAL, "the query is empty");
     if (k == 0 || k > IS_MAX_K) return is_fail(err, IS_EINVAL, "k is %u; it must be 1 to %d", k, IS_MAX_K);
     is_status status = is_memory_scope(memory, scope, false, &number, err);
@@ -231,5 +270,16 @@ is_status is_search(is_memory *memory, const is_scope *scope, const char *query,
         is_fact_list_free(*out);
         *out = NULL;
     }
+    return status;
+}
+
+is_status is_search(is_memory *memory, const is_scope *scope, const char *query, uint32_t k, const is_filter *filter,
+                    is_fact_list **out, is_error *err)
+{
+    *out = NULL;
+    is_status status = is_memory_enter(memory, err);
+    if (status != IS_OK) return status;
+    status = search_inside(memory, scope, query, k, filter, out, err);
+    is_memory_leave(memory);
     return status;
 }

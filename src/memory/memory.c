@@ -32,6 +32,22 @@ void is_memory_log(const is_memory *memory, int level, const char *format, ...)
     memory->log(memory->log_user, level, line);
 }
 
+is_status is_memory_enter(is_memory *memory, is_error *err)
+{
+    pthread_mutex_lock(&memory->worker_lock);
+    bool closing = atomic_load(&memory->closing);
+    if (!closing) memory->callers++;
+    pthread_mutex_unlock(&memory->worker_lock);
+    return closing ? is_fail(err, IS_ECANCELED, "the memory is being closed") : IS_OK;
+}
+
+void is_memory_leave(is_memory *memory)
+{
+    pthread_mutex_lock(&memory->worker_lock);
+    if (--memory->callers == 0) pthread_cond_broadcast(&memory->quiet);
+    pthread_mutex_unlock(&memory->worker_lock);
+}
+
 is_status is_memory_scope(is_memory *memory, const is_scope *scope, bool create, int64_t *id, is_error *err)
 {
     static const is_scope none;
@@ -58,11 +74,13 @@ static is_status settle_recipe(is_memory *memory, const char *asked, is_error *e
 static is_status open_models(is_memory *memory, const is_options *o, is_error *err)
 {
     is_status status = IS_OK;
-    if (o->embedding_model != NULL) status = is_embedder_open(o->embedding_model, o->threads, &memory->embedder, err);
+    /* One thread: a question is short, and a second pool of spinning threads would fight the chat model's. */
+    if (o->embedding_model != NULL) status = is_embedder_open(o->embedding_model, 1, &memory->embedder, err);
+    uint32_t threads = o->threads != 0 ? o->threads : is_usable_cores();
     if (status == IS_OK)
-        status =
-            is_index_open(memory->store, memory->embedder == NULL ? NULL : is_embedder_name(memory->embedder),
-                          memory->embedder == NULL ? 0 : is_embedder_dim(memory->embedder), 0, &memory->index, err);
+        status = is_index_open(memory->store, memory->embedder == NULL ? NULL : is_embedder_name(memory->embedder),
+                               memory->embedder == NULL ? 0 : is_embedder_dim(memory->embedder), threads - 1,
+                               &memory->index, err);
     if (status != IS_OK || o->model == NULL) return status;
     is_llama_options llama = {.model = o->model,
                               .context = o->context,
@@ -86,6 +104,7 @@ is_status is_open(const is_options *options, is_memory **out, is_error *err)
     pthread_mutex_init(&memory->encode_lock, NULL);
     pthread_mutex_init(&memory->worker_lock, NULL);
     pthread_cond_init(&memory->worker_wake, NULL);
+    pthread_cond_init(&memory->quiet, NULL);
     memory->key.recipe = memory->recipe_name;
     memory->system_prompt =
         strdup(options->system_prompt != NULL ? options->system_prompt : "You are a helpful assistant.");
@@ -107,6 +126,9 @@ void is_close(is_memory *memory)
 {
     if (memory == NULL) return;
     is_worker_stop(memory);
+    pthread_mutex_lock(&memory->worker_lock);
+    while (memory->callers > 0) pthread_cond_wait(&memory->quiet, &memory->worker_lock);
+    pthread_mutex_unlock(&memory->worker_lock);
     is_engine_close(memory->engine);
     is_index_close(memory->index);
     is_embedder_close(memory->embedder);
@@ -118,10 +140,11 @@ void is_close(is_memory *memory)
     pthread_mutex_destroy(&memory->encode_lock);
     pthread_mutex_destroy(&memory->worker_lock);
     pthread_cond_destroy(&memory->worker_wake);
+    pthread_cond_destroy(&memory->quiet);
     free(memory);
 }
 
-is_status is_get_stats(is_memory *memory, is_stats *out, is_error *err)
+static is_status get_stats_inside(is_memory *memory, is_stats *out, is_error *err)
 {
     bool keyed = memory->engine != NULL && memory->engine->ops->layout(memory->engine) != NULL;
     is_status status = is_store_stats(memory->store, keyed ? &memory->key : NULL, out, err);
@@ -129,18 +152,36 @@ is_status is_get_stats(is_memory *memory, is_stats *out, is_error *err)
     return status;
 }
 
-is_status is_verify(is_memory *memory, bool repair, void (*on_problem)(void *user, const char *line), void *user,
-                    is_verify_report *out, is_error *err)
+is_status is_get_stats(is_memory *memory, is_stats *out, is_error *err)
+{
+    is_status status = is_memory_enter(memory, err);
+    if (status != IS_OK) return status;
+    status = get_stats_inside(memory, out, err);
+    is_memory_leave(memory);
+    return status;
+}
+
+static is_status verify_inside(is_memory *memory, bool repair, void (*on_problem)(void *user, const char *line),
+                               void *user, is_verify_report *out, is_error *err)
 {
     is_status status = is_store_verify(memory->store, repair, on_problem, user, out, err);
     if (status == IS_OK && repair) is_worker_notify(memory);
     return status;
 }
 
-is_status is_describe(is_memory *memory, char **out, is_error *err)
+is_status is_verify(is_memory *memory, bool repair, void (*on_problem)(void *user, const char *line), void *user,
+                    is_verify_report *out, is_error *err)
+{
+    is_status status = is_memory_enter(memory, err);
+    if (status != IS_OK) return status;
+    status = verify_inside(memory, repair, on_problem, user, out, err);
+    is_memory_leave(memory);
+    return status;
+}
+
+static is_status describe_inside(is_memory *memory, char **out, is_error *err)
 {
     char *engine_text = NULL;
-    *out = NULL;
     json_t *root = json_pack("{s:s, s:s}", "version", IS_VERSION, "recipe", memory->recipe_name);
     if (memory->engine != NULL) {
         is_status status = memory->engine->ops->describe(memory->engine, &engine_text, err);
@@ -159,4 +200,14 @@ is_status is_describe(is_memory *memory, char **out, is_error *err)
     *out = root == NULL ? NULL : json_dumps(root, JSON_INDENT(2));
     json_decref(root);
     return *out == NULL ? is_fail(err, IS_ENOMEM, "no memory to describe the system") : IS_OK;
+}
+
+is_status is_describe(is_memory *memory, char **out, is_error *err)
+{
+    *out = NULL;
+    is_status status = is_memory_enter(memory, err);
+    if (status != IS_OK) return status;
+    status = describe_inside(memory, out, err);
+    is_memory_leave(memory);
+    return status;
 }

@@ -47,9 +47,14 @@ struct is_memory {
     pthread_mutex_t worker_lock;
     pthread_cond_t worker_wake;
     bool work;           /* something was added since the worker last looked */
-    atomic_bool closing; /* read by the store's warm-up between chunks */
+    atomic_bool closing; /* read by the store's warm-up, running answers and encode jobs too */
+    uint32_t callers;    /* inside a public function; is_close waits for them */
+    pthread_cond_t quiet;
 };
 
+/* Every public function is between these: IS_ECANCELED, and no leave, when the memory is being closed. */
+is_status is_memory_enter(is_memory *memory, is_error *err);
+void is_memory_leave(is_memory *memory);
 /* The number of a scope that there is; IS_ENOTFOUND otherwise. */
 is_status is_memory_scope(is_memory *memory, const is_scope *scope, bool create, int64_t *id, is_error *err);
 void is_memory_log(const is_memory *memory, int level, const char *format, ...) __attribute__((format(printf, 3, 4)));

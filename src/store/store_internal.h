@@ -71,7 +71,7 @@ is_status is_db_commit(is_store *store, is_error *err); /* rolls back when it fa
 void is_db_rollback(is_store *store);
 /* Empties the WAL into the database, so that no page of either holds an old version. */
 is_status is_db_truncate_wal(is_store *store, is_error *err);
-/* Rebuilds the database when more rows of it are blank than used, see forget.c. */
+/* Rebuilds the database when more rows of it are blank than used, see db.c. */
 is_status is_db_compact(is_store *store, is_error *err);
 
 static inline void is_db_lock(is_store *store)

@@ -8,7 +8,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -115,25 +114,13 @@ double is_model_number(const is_model *model, const char *key, double fallback)
     return end == text ? fallback : v;
 }
 
-/*
- * Cores that this process may run on.  The engine's threads wait for one another by spinning, so one thread more than
- * there are cores for costs a hundred times what it brings.
- */
-static uint32_t usable_cores(void)
-{
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-    int n = CPU_COUNT(&set);
-    return n > 0 ? (uint32_t)n : 1;
-}
-
 is_status is_model_open(const char *path, uint32_t threads, is_model *out, is_error *err)
 {
     memset(out, 0, sizeof *out);
     is_llama_quiet();
     is_status status = is_file_hash(path, out->file_hash, err);
     if (status != IS_OK) return status;
-    out->threads = threads != 0 ? threads : usable_cores();
+    out->threads = threads != 0 ? threads : is_usable_cores();
     if (out->threads > GGML_MAX_N_THREADS) out->threads = GGML_MAX_N_THREADS;
     out->llama = llama_model_load_from_file(path, llama_model_default_params());
     if (out->llama == NULL)
