@@ -17,7 +17,8 @@ B       := build/$(VARIANT)
 clang_variants := fuzz clang
 CC       := $(if $(filter $(VARIANT),$(clang_variants)),clang,gcc)
 WARN     := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror
-BASE     := -std=c11 -D_GNU_SOURCE -Iinclude -Isrc -isystem $(ENGINE_DIR)/include -ffp-contract=off -fno-math-errno -g -pthread
+BASE     := -std=c11 -D_GNU_SOURCE -Iinclude -Isrc -isystem $(ENGINE_DIR)/include -ffp-contract=off -fno-math-errno -g -pthread \
+            -DIS_ENGINE_BUILD='"$(firstword $(subst -, ,$(notdir $(ENGINE_DIR))))"'
 release  := -O2 -fno-semantic-interposition
 asan     := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 tsan     := -O1 -fsanitize=thread -fno-omit-frame-pointer

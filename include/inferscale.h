@@ -114,7 +114,8 @@ typedef struct is_options {
     uint32_t context;            /* tokens per sequence; 0: the model's, <= 8192 */
     uint32_t slots;              /* requests answered at the same time           */
     uint32_t threads;            /* 0: one for each core                         */
-    bool background;             /* encode new facts by itself                   */
+    bool background;             /* read chunks into memory when opened, and     */
+                                 /* encode new facts by itself                   */
     is_log_fn log;               /* NULL: silent                                 */
     void *log_user;
 } is_options;

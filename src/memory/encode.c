@@ -350,7 +350,6 @@ static void *worker_main(void *arg)
 {
     is_memory *m = arg;
     is_error err = {0};
-    if (is_store_warm(m->store, &m->key, &m->closing, &err) != IS_OK) is_memory_log(m, 1, "warming up: %s", err.text);
     for (;;) {
         is_status status = is_encode_pending(m, NULL, NULL, NULL, &err);
         if (status != IS_OK && status != IS_ECANCELED) is_memory_log(m, 0, "encoding: %s", err.text);
@@ -363,8 +362,15 @@ static void *worker_main(void *arg)
     }
 }
 
+/*
+ * Chunks are read into memory before anything is served, so that the first request is as fast as the thousandth, and
+ * not beside the first requests, whose engine threads would share their cores with the reading.
+ */
 is_status is_worker_start(is_memory *memory, is_error *err)
 {
+    is_error why = {0};
+    if (is_store_warm(memory->store, &memory->key, &memory->closing, &why) != IS_OK)
+        is_memory_log(memory, 1, "warming up: %s", why.text);
     if (pthread_create(&memory->worker, NULL, worker_main, memory) != 0)
         return is_fail(err, IS_ENOMEM, "the system gives no thread for encoding");
     memory->worker_started = true;

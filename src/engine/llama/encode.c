@@ -25,8 +25,10 @@ static bool give_way(void *data)
 static is_status open_encoder(is_llama *engine, is_error *err)
 {
     if (engine->encoder != NULL) return IS_OK;
-    uint32_t cells = engine->n_context + IS_ENCODE_BATCH;
-    engine->encoder = is_context_open(&engine->model, cells, IS_ENCODE_SEQUENCES + 1, true, engine->n_context, err);
+    /* As large as one sequence of the serving context: what depends on the context's size (LongRoPE's factors) is
+     * equal. */
+    engine->encoder =
+        is_context_open(&engine->model, engine->n_context, IS_ENCODE_SEQUENCES + 1, true, engine->n_context, err);
     if (engine->encoder == NULL) return IS_EENGINE;
     engine->encode_batch = llama_batch_init((int32_t)engine->n_context, 0, 1);
     engine->encode_prefix_n = 0;
@@ -63,30 +65,51 @@ void is_encoder_close(is_llama *engine)
     engine->encode_prefix_n = 0;
 }
 
-/* Makes sequence 0 hold exactly the job's prefix. */
+/*
+ * Keeps the beginning that the resident prefix and the job's have in common, and removes the rest; returns its length.
+ * A sliding window may have lost rows that the rest of the prefix has to see, so with one nothing is kept.
+ */
+static uint32_t keep_common(is_llama *engine, const is_encode_job *job)
+{
+    llama_memory_t memory = llama_get_memory(engine->encoder);
+    uint32_t n = engine->encode_prefix_n < job->n_prefix ? engine->encode_prefix_n : job->n_prefix;
+    uint32_t same = 0;
+    while (same < n && engine->encode_prefix[same] == job->prefix[same]) same++;
+    if (same == engine->encode_prefix_n && same == job->n_prefix) return same;
+    if (engine->shape.n_caches != 1) same = 0;
+    if (same == 0 || !llama_memory_seq_rm(memory, 0, (llama_pos)same, -1)) {
+        llama_memory_clear(memory, false);
+        same = 0;
+    }
+    return same;
+}
+
+/*
+ * Makes sequence 0 hold exactly the job's prefix.  Where the step may not give way to requests it decodes one piece
+ * only; *aborted: there is more to do, in a later step.
+ */
 static is_status load_prefix(is_llama *engine, const is_encode_job *job, bool may_abort, bool *aborted, is_error *err)
 {
     *aborted = false;
-    size_t bytes = job->n_prefix * sizeof *job->prefix;
-    if (engine->encode_prefix_n == job->n_prefix &&
-        (bytes == 0 || memcmp(engine->encode_prefix, job->prefix, bytes) == 0))
-        return IS_OK;
-    llama_memory_clear(llama_get_memory(engine->encoder), false);
-    engine->encode_prefix_n = 0;
-    if (bytes == 0) return IS_OK;
-    int32_t *kept = realloc(engine->encode_prefix, bytes);
+    uint32_t same = keep_common(engine, job);
+    engine->encode_prefix_n = same;
+    if (same == job->n_prefix) return IS_OK;
+    int32_t *kept = realloc(engine->encode_prefix, job->n_prefix * sizeof *kept);
     if (kept == NULL) return is_fail(err, IS_ENOMEM, "no memory to keep the encode prefix");
     engine->encode_prefix = kept;
-    memcpy(kept, job->prefix, bytes);
+    memcpy(kept, job->prefix, job->n_prefix * sizeof *kept);
     engine->encode_batch.n_tokens = 0;
-    for (uint32_t i = 0; i < job->n_prefix; i++)
-        is_batch_add(&engine->encode_batch, job->prefix[i], (int32_t)i, 0, false);
+    uint32_t end = !may_abort && job->n_prefix - same > IS_LLAMA_PIECE ? same + IS_LLAMA_PIECE : job->n_prefix;
+    for (uint32_t i = same; i < end; i++) is_batch_add(&engine->encode_batch, job->prefix[i], (int32_t)i, 0, false);
     is_status status = decode(engine, may_abort, aborted, err);
     if (status != IS_OK) return status;
-    if (*aborted)
+    if (*aborted) {
         llama_memory_clear(llama_get_memory(engine->encoder), false);
-    else
-        engine->encode_prefix_n = job->n_prefix;
+        engine->encode_prefix_n = 0;
+        return IS_OK;
+    }
+    engine->encode_prefix_n = end;
+    *aborted = end < job->n_prefix;
     return IS_OK;
 }
 
@@ -184,15 +207,17 @@ static is_status read_state(is_llama *engine, int32_t sequence, size_t *size, is
     return IS_OK;
 }
 
-/* The next targets that fit into one step: [*begin, *end). */
-static void next_group(const is_encode_job *job, uint32_t most, size_t *begin, size_t *end)
+/* The next targets that fit into one step and, behind the prefix, into the context: [*begin, *end). */
+static void next_group(const is_llama *engine, const is_encode_job *job, uint32_t most, size_t *begin, size_t *end)
 {
+    size_t room = engine->n_context - job->n_prefix;
+    if (room > IS_ENCODE_BATCH) room = IS_ENCODE_BATCH;
     size_t b = 0;
     while (b < job->n_targets && job->targets[b].bytes != NULL) b++;
     size_t e = b;
     size_t tokens = 0;
     while (e < job->n_targets && e - b < most && job->targets[e].bytes == NULL) {
-        if (e > b && tokens + job->targets[e].n_tokens > IS_ENCODE_BATCH) break;
+        if (e > b && tokens + job->targets[e].n_tokens > room) break;
         tokens += job->targets[e++].n_tokens;
     }
     *begin = b;
@@ -241,12 +266,14 @@ is_status is_encode_step(is_llama *engine, is_job *job, uint32_t most, bool may_
     is_encode_job *encode = job->encode;
     *aborted = false;
     *finished = false;
+    if (encode->cancel != NULL && atomic_load(encode->cancel))
+        return is_fail(&job->err, IS_ECANCELED, "encoding was cancelled");
     is_status status = check_job(engine, encode, &job->err);
     if (status == IS_OK) status = open_encoder(engine, &job->err);
     if (status == IS_OK) status = load_prefix(engine, encode, may_abort, aborted, &job->err);
     if (status != IS_OK || *aborted) return status;
     size_t begin, end;
-    next_group(encode, most, &begin, &end);
+    next_group(engine, encode, most, &begin, &end);
     if (begin < end) status = encode_group(engine, encode, begin, end, may_abort, aborted, &job->err);
     if (status != IS_OK) return status;
     *finished = !*aborted && end == encode->n_targets;

@@ -175,15 +175,19 @@ static void *owner_main(void *arg)
         if ((idle || is_now_ms() - last_encode > ENCODE_UNDER_LOAD_MS) && encode(engine, idle))
             last_encode = is_now_ms();
     }
-    end_busy(engine, IS_ECANCELED, "the engine is being closed");
+    /* Without a context there is nothing to go on with. */
+    is_error err = {.status = IS_ECANCELED, .text = "the engine is being closed"};
+    if (engine->context == NULL)
+        (void)is_fail(&err, IS_EENGINE,
+                      "the engine lost its context and could not open another; open the memory again");
+    end_busy(engine, err.status, err.text);
     pthread_mutex_lock(&engine->lock);
     atomic_store(&engine->closing, true);
-    is_error err = {.status = IS_ECANCELED, .text = "the engine is being closed"};
     for (;;) {
         is_job *job = pop(&engine->queue, &engine->queue_tail);
         if (job == NULL) job = pop(&engine->encode_queue, &engine->encode_tail);
         if (job == NULL) break;
-        job->status = IS_ECANCELED;
+        job->status = err.status;
         job->err = err;
         job->done = true;
     }
@@ -200,7 +204,7 @@ static is_status submit(is_llama *engine, is_job *job, is_error *err)
     pthread_mutex_lock(&engine->lock);
     if (atomic_load(&engine->closing)) {
         pthread_mutex_unlock(&engine->lock);
-        return is_fail(err, IS_ECANCELED, "the engine is closed");
+        return is_fail(err, IS_ECANCELED, "the engine is closed or lost its context");
     }
     if (job->kind == IS_JOB_ENCODE) {
         push(&engine->encode_queue, &engine->encode_tail, job);

@@ -294,7 +294,7 @@ static void make_fingerprint(is_llama *engine)
     memset(&parts, 0, sizeof parts);
     memcpy(parts.file, engine->model.file_hash, sizeof parts.file);
     is_layout_hash(&engine->layout, parts.layout);
-    (void)snprintf(parts.engine, sizeof parts.engine, "llama.cpp %s", llama_version());
+    (void)snprintf(parts.engine, sizeof parts.engine, "llama.cpp %s, %s", llama_version(), IS_ENGINE_BUILD);
     XXH128_canonical_t hash;
     XXH128_canonicalFromHash(&hash, XXH3_128bits(&parts, sizeof parts));
     memcpy(engine->fingerprint, hash.digest, sizeof engine->fingerprint);
