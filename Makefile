@@ -66,7 +66,7 @@ setup:
 setup-test:
 	@scripts/setup.sh --test
 
-check: build/inferscale
+check: build/inferscale build/release/examples/remember
 	@for v in release asan; do $(MAKE) --no-print-directory VARIANT=$$v tests-of-variant || exit 1; done
 	@$(MAKE) --no-print-directory VARIANT=tsan $(TSAN_TESTS:%=build/tsan/%)
 	@$(MAKE) --no-print-directory VARIANT=fuzz $(FUZZ_SRC:%.c=build/fuzz/%)
@@ -75,24 +75,28 @@ check: build/inferscale
 tests-of-variant: $(TESTS:%=$(B)/%)
 
 build/inferscale: build/release/inferscale
-	ln -sf release/inferscale $@
+	@ln -sf release/inferscale $@
 
 $(B)/inferscale: $(CLI_OBJ) $(B)/libinferscale.a
-	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+	@$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 $(B)/libinferscale.a: $(LIB_OBJ)
-	rm -f $@ && $(AR) rcs $@ $^
+	@rm -f $@ && $(AR) rcs $@ $^
 
 # build/engine.mk is written anew when the engine is another one.
 $(B)/%.o: %.c build/engine.mk
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+	@echo "  $(VARIANT) $<"
+	@$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+
+$(B)/examples/%: $(B)/examples/%.o $(B)/libinferscale.a
+	@$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 $(B)/tests/fuzz_%: $(B)/tests/fuzz_%.o $(B)/libinferscale.a
-	$(CC) $(LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LDLIBS)
+	@$(CC) $(LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LDLIBS)
 
 $(B)/tests/%: $(B)/tests/%.o $(B)/libinferscale.a
-	$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LDLIBS)
+	@$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LDLIBS)
 
 build/engine.mk:
 	$(error nothing is set up yet; run `make demo`, `make test` or scripts/setup.sh first)
@@ -103,7 +107,7 @@ $(B)/src/%_avx2.o: CFLAGS += -mavx2 -mf16c -mfma
 $(B)/src/%_avx512.o: CFLAGS += -mavx512f -mavx512bw -mavx512vl -mavx512dq -mf16c -mfma
 endif
 
-FORMATTED := $(wildcard include/*.h src/*/*.[ch] src/*/*/*.[ch] tests/*.[ch] scripts/*.c)
+FORMATTED := $(wildcard include/*.h src/*/*.[ch] src/*/*/*.[ch] tests/*.[ch] scripts/*.c examples/*.c)
 
 format:
 	clang-format -i $(FORMATTED)

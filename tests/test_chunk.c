@@ -186,7 +186,8 @@ static void what_is_written_comes_back(void **state)
             assert_int_equal(chunk.info.n_tokens, lengths[n]);
             assert_string_equal(chunk.info.recipe, "primed:8");
             for (int i = 0; i < 16; i++)
-                assert_true(chunk.info.fingerprint[i] == 0x11 && chunk.info.context[i] == 0x22 && chunk.info.text[i] == 0x33);
+                assert_true(chunk.info.fingerprint[i] == 0x11 && chunk.info.context[i] == 0x22 &&
+                            chunk.info.text[i] == 0x33);
             assert_int_equal(chunk.dtype, dtypes[d]);
             assert_int_equal(chunk.v_transposed, d % 2 == 0);
             assert_int_equal(chunk.n_layers, 3);

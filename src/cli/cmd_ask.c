@@ -47,7 +47,7 @@ static int ask(const is_cli *cli, const is_ask_options *options, const char *mod
     is_cli_catch_interrupts();
     is_status status = is_cli_open(cli, IS_CLI_EMBED | IS_CLI_CHAT, &memory, &err);
     if (status == IS_OK && !is_cli_interrupted())
-        status = is_ask(memory, &cli->scope, cli->args[0], options, &answer, &err);
+        (void)is_ask(memory, &cli->scope, cli->args[0], options, &answer, &err);
     is_close(memory);
     if (answer == NULL) return is_cli_fail(cli, &err);
     if (cli->json) {
