@@ -28,7 +28,7 @@ static is_status open_encoder(is_llama *engine, is_error *err)
     /* As large as one sequence of the serving context: what depends on the context's size (LongRoPE's factors) is
      * equal. */
     engine->encoder =
-        is_context_open(&engine->model, engine->n_context, IS_ENCODE_SEQUENCES + 1, true, engine->n_context, err);
+        is_context_open(&engine->model, engine->n_context, IS_ENCODE_SEQUENCES + 1, true, engine->n_context, NULL, err);
     if (engine->encoder == NULL) return IS_EENGINE;
     engine->encode_batch = llama_batch_init((int32_t)engine->n_context, 0, 1);
     engine->encode_prefix_n = 0;

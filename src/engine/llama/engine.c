@@ -154,11 +154,25 @@ static bool encode(is_llama *engine, bool idle)
     return true;
 }
 
+/* Makes cells in free slots for injections to come, one slot after another while nothing else is to be done. */
+static void fill_free_slots(is_llama *engine)
+{
+    for (uint32_t i = 0; i < engine->n_slots; i++) {
+        const is_slot *slot = &engine->slots[i];
+        pthread_mutex_lock(&engine->lock);
+        bool idle = engine->queue == NULL && engine->encode_queue == NULL && !atomic_load(&engine->closing);
+        pthread_mutex_unlock(&engine->lock);
+        if (!idle || busy_slots(engine) > 0) return;
+        if (slot->resident_salt == 0) is_fill_cells(engine, slot->sequence);
+    }
+}
+
 static void *owner_main(void *arg)
 {
     is_llama *engine = arg;
     double last_encode = 0;
     for (;;) {
+        fill_free_slots(engine);
         pthread_mutex_lock(&engine->lock);
         while (!atomic_load(&engine->closing) && engine->queue == NULL && engine->encode_queue == NULL &&
                busy_slots(engine) == 0)
@@ -327,10 +341,10 @@ static is_status op_describe(is_engine *base, char **json, is_error *err)
         json_object_set_new(root, "layers", describe_layers(engine));
         json_object_set_new(root, "compose", json_string(is_isa_name(is_isa_best())));
         json_object_set_new(root, "probe",
-                            json_pack("{s:[i,i,i], s:f, s:i, s:f}", "offsets", engine->probe.offsets[0],
+                            json_pack("{s:[i,i,i], s:f, s:i, s:f, s:b}", "offsets", engine->probe.offsets[0],
                                       engine->probe.offsets[1], engine->probe.offsets[2], "max_k_error",
                                       engine->probe.max_error, "worst_layer", (int)engine->probe.worst_layer,
-                                      "logit_error", engine->probe.logit_error));
+                                      "logit_error", engine->probe.logit_error, "in_place", (int)engine->direct.ready));
     }
     *json = root == NULL ? NULL : json_dumps(root, JSON_INDENT(2));
     json_decref(root);
@@ -405,8 +419,9 @@ static is_status open_serving(is_llama *engine, const is_llama_options *o, is_er
     engine->n_slots = o->slots == 0 ? 1 : o->slots < IS_MAX_SLOTS ? o->slots : IS_MAX_SLOTS;
     for (uint32_t i = 0; i < engine->n_slots; i++) engine->slots[i].sequence = (int32_t)i;
     engine->batch = llama_batch_init(IS_LLAMA_PIECE + IS_MAX_SLOTS, 0, 1);
-    engine->context =
-        is_context_open(&engine->model, engine->n_context, engine->n_slots, false, IS_LLAMA_PIECE + IS_MAX_SLOTS, err);
+    engine->direct.watching = true;
+    engine->context = is_context_open(&engine->model, engine->n_context, engine->n_slots, false,
+                                      IS_LLAMA_PIECE + IS_MAX_SLOTS, &engine->direct, err);
     if (engine->context == NULL) return IS_EENGINE;
     return is_helpers_open(engine->model.threads - 1, &engine->helpers, err);
 }

@@ -1,7 +1,8 @@
 /*
  * Chunks into a sequence of the serving context.
  *
- * The chunks are composed straight into a state blob, layers divided among the threads, and the blob is
+ * Where the cache can be written in place (direct.c) the chunks are composed into it.  Otherwise
+ * they are composed into a state blob, layers divided among the threads, and the blob is
  * handed to the engine: two passes over the bytes, both at memory speed.  The blob's memory is kept and its
  * pages are touched when the engine opens, since the first touch of a page costs several times the copy.
  */
@@ -135,8 +136,9 @@ bool is_chunk_usable(const is_llama *engine, const is_segment *segment)
 is_status is_context_renew(is_llama *engine, is_error *err)
 {
     llama_free(engine->context);
-    engine->context =
-        is_context_open(&engine->model, engine->n_context, engine->n_slots, false, IS_LLAMA_PIECE + IS_MAX_SLOTS, err);
+    engine->direct = (is_direct){.watching = false}; /* the tensors are gone with the context */
+    engine->context = is_context_open(&engine->model, engine->n_context, engine->n_slots, false,
+                                      IS_LLAMA_PIECE + IS_MAX_SLOTS, NULL, err);
     for (uint32_t i = 0; i < engine->n_slots; i++) engine->slots[i].resident_salt = 0;
     return engine->context == NULL ? IS_EENGINE : IS_OK;
 }
@@ -176,6 +178,14 @@ is_status is_inject(is_llama *engine, int32_t sequence, const is_placed *chunks,
     const is_state_shape *shape = &engine->shape;
     is_target targets[IS_MAX_LAYERS];
     uint32_t cells[IS_STATE_MAX_CACHES] = {0};
+    compose_work work = {&engine->layout, chunks, n, targets};
+    if (n_tokens > engine->most_tokens) engine->most_tokens = n_tokens;
+    if (is_direct_cut(engine, sequence, n_tokens)) {
+        is_direct_targets(engine, sequence, n_tokens, targets);
+        *bytes = (uint64_t)n_tokens * is_layout_token_bytes(&engine->layout);
+        return compose_all(engine->helpers, &work, err);
+    }
+    llama_memory_seq_rm(llama_get_memory(engine->context), sequence, -1, -1);
     for (uint32_t c = 0; c < shape->n_caches; c++) {
         const is_layer *layer = &engine->layout.layers[shape->caches[c].layer_begin];
         cells[c] = n_tokens - is_layer_first(layer, n_tokens);
@@ -184,7 +194,6 @@ is_status is_inject(is_llama *engine, int32_t sequence, const is_placed *chunks,
     is_status status = reserve_blob(engine, size, err);
     if (status != IS_OK) return status;
     size_t used = is_state_begin(shape, engine->blob, n_tokens, cells, targets);
-    compose_work work = {&engine->layout, chunks, n, targets};
     status = compose_all(engine->helpers, &work, err);
     if (status != IS_OK) return status;
     *bytes = used;
@@ -196,4 +205,21 @@ is_status is_inject(is_llama *engine, int32_t sequence, const is_placed *chunks,
         return IS_EENGINE;
     }
     return IS_OK;
+}
+
+bool is_fill_cells(is_llama *engine, int32_t sequence)
+{
+    llama_memory_t memory = llama_get_memory(engine->context);
+    if (!engine->direct.ready || llama_memory_seq_pos_max(memory, sequence) + 1 >= (llama_pos)engine->most_tokens)
+        return false;
+    is_target targets[IS_MAX_LAYERS];
+    uint32_t cells[IS_STATE_MAX_CACHES] = {engine->most_tokens};
+    size_t size = is_state_bytes(&engine->shape, cells);
+    if (size == 0 || reserve_blob(engine, size, NULL) != IS_OK) return false;
+    memset(engine->blob, 0, size);
+    size_t used = is_state_begin(&engine->shape, engine->blob, engine->most_tokens, cells, targets);
+    is_llama_quiet();
+    if (llama_state_seq_set_data(engine->context, engine->blob, used, sequence) == used) return true;
+    (void)is_context_renew(engine, NULL);
+    return false;
 }

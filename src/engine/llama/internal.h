@@ -6,6 +6,7 @@
  *   probe.c      which of them the engine really applies, and whether injection is exact
  *   state.c      the sequence-state blob
  *   inject.c     chunks into a sequence
+ *   direct.c     the cache's tensors, written in place
  *   encode.c     targets behind a prefix, into chunks
  *   slot.c       one request: tokens, sampling, streaming
  *   text.c       tokens to whole characters, stop strings
@@ -32,6 +33,15 @@
 #define IS_ENCODE_BATCH     384 /* tokens of one encode step */
 #define IS_MAX_SLOTS        256
 
+/* ---- direct.c: what is known of the cache's tensors */
+
+typedef struct is_direct {
+    bool watching;                              /* until the tensors are known */
+    bool ready;                                 /* proved: rows may be written in place */
+    const struct ggml_tensor *k[IS_MAX_LAYERS]; /* by the model's layer while watching, then by the layout's */
+    const struct ggml_tensor *v[IS_MAX_LAYERS];
+} is_direct;
+
 /* ---- model.c */
 
 typedef struct is_model {
@@ -55,9 +65,9 @@ const char *is_llama_last_error(void);
 /* XXH3-128 over the file's length, its first 16 MiB (metadata and tokenizer) and 64 KiB of every 4 MiB behind. */
 is_status is_file_hash(const char *path, uint8_t out[16], is_error *err);
 
-/* A context of this model; NULL with an error text when it cannot be made. */
+/* A context of this model, whose graphs `watch` (or NULL) sees; NULL with an error text when it cannot be made. */
 struct llama_context *is_context_open(const is_model *model, uint32_t context, uint32_t sequences, bool unified,
-                                      uint32_t batch, is_error *err);
+                                      uint32_t batch, is_direct *watch, is_error *err);
 
 /* ---- ropes.c */
 
@@ -162,7 +172,9 @@ typedef struct is_llama {
     uint8_t fingerprint[16];
     is_probe_report probe;
 
-    uint8_t *blob; /* the state that is being injected; pages touched at start */
+    is_direct direct;
+    uint32_t most_tokens; /* that were injected at once: free sequences keep so many cells */
+    uint8_t *blob;        /* the state that is being injected; pages touched at start */
     size_t blob_size;
     struct is_helpers *helpers;
 
@@ -214,6 +226,19 @@ is_status is_context_renew(is_llama *engine, is_error *err);
 /* The blob's memory for this many tokens, its pages touched. */
 is_status is_blob_open(is_llama *engine, uint32_t n_tokens, is_error *err);
 void is_blob_close(is_llama *engine);
+
+/* Fills a free sequence up to most_tokens cells of zeros; true when it did. */
+bool is_fill_cells(is_llama *engine, int32_t sequence);
+
+/* ---- direct.c */
+
+bool is_direct_watch(struct ggml_tensor *t, bool ask, void *user);
+/* Where the rows of the sequence's first n tokens lie.  targets: [n_layers]; direct.ready must be set. */
+void is_direct_targets(const is_llama *engine, int32_t sequence, uint32_t n_tokens, is_target *targets);
+/* Leaves the sequence exactly the cells 0 to n - 1; false, and nothing changed, when it has not that many. */
+bool is_direct_cut(const is_llama *engine, int32_t sequence, uint32_t n_tokens);
+/* Learns the tensors from what was watched, and whether they hold what the engine's state of a sequence says. */
+bool is_direct_prove(is_llama *engine, int32_t sequence, const is_state_view *view);
 
 /* ---- encode.c */
 

@@ -147,7 +147,7 @@ void is_model_close(is_model *model)
 }
 
 struct llama_context *is_context_open(const is_model *model, uint32_t context, uint32_t sequences, bool unified,
-                                      uint32_t batch, is_error *err)
+                                      uint32_t batch, is_direct *watch, is_error *err)
 {
     struct llama_context_params p = llama_context_default_params();
     p.n_ctx = unified ? context : context * sequences;
@@ -159,6 +159,8 @@ struct llama_context *is_context_open(const is_model *model, uint32_t context, u
     p.n_threads_batch = (int32_t)model->threads;
     p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
     p.no_perf = true;
+    p.cb_eval = watch != NULL ? is_direct_watch : NULL;
+    p.cb_eval_user_data = watch;
     is_llama_quiet();
     struct llama_context *ctx = llama_init_from_model(model->llama, p);
     if (ctx == NULL) {

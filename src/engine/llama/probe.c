@@ -21,6 +21,8 @@
 #define ALONE    3  /* canaries that are run alone */
 #define OFFSETS  3
 
+#define FIRST_CELLS 4096 /* tokens of memory that the first requests are ready for */
+
 /*
  * Relative difference of a row that is called a match.  One rounding to f16 is 0.0003, and the engine's angles
  * are f32 products, off by some 0.001 rad at position 8,000.  A wrong rotation is off by 0.1 and more.
@@ -308,39 +310,64 @@ static is_status copy_logits(is_llama *engine, int32_t row, float *out, is_error
     return IS_OK;
 }
 
+/* Injects the chunk at position 0 and holds the logits of the token behind it against the wanted ones; *worst grows. */
+static is_status compare_logits(is_llama *engine, const is_chunk *chunk, int32_t next, const float *want, float *got,
+                                double *worst, is_error *err)
+{
+    uint32_t n = chunk->info.n_tokens;
+    is_placed placed = {chunk, 0};
+    uint64_t bytes;
+    is_status status = is_inject(engine, 0, &placed, 1, n, &bytes, err);
+    if (status == IS_OK) status = decode_at(engine, &next, 1, (int32_t)n, err);
+    if (status == IS_OK) status = copy_logits(engine, 0, got, err);
+    size_t n_vocab = (size_t)llama_vocab_n_tokens(engine->model.vocab);
+    for (size_t i = 0; status == IS_OK && i < n_vocab; i++) {
+        double d = fabs((double)want[i] - (double)got[i]);
+        if (!(d <= *worst)) *worst = d;
+    }
+    return status;
+}
+
+/* Tries both ways into the cache; the blob's must work, the other is used when it does. */
+static is_status prove_both_ways(is_llama *engine, const is_chunk *chunk, int32_t next, const float *want,
+                                 bool in_place, is_error *err)
+{
+    float *got = malloc((size_t)llama_vocab_n_tokens(engine->model.vocab) * sizeof *got);
+    if (got == NULL) return is_fail(err, IS_ENOMEM, "no memory for the probe");
+    is_status status = compare_logits(engine, chunk, next, want, got, &engine->probe.logit_error, err);
+    if (status == IS_OK && engine->probe.logit_error != 0)
+        status = is_fail(err, IS_EUNSUPPORTED, "logits behind injected KV differ from prefilled ones by %g",
+                         engine->probe.logit_error);
+    if (status == IS_OK && in_place) {
+        double worst = 0;
+        engine->direct.ready = true; /* the sequence has its cells now */
+        status = compare_logits(engine, chunk, next, want, got, &worst, err);
+        if (status == IS_OK && worst != 0) engine->direct.ready = false;
+    }
+    free(got);
+    return status;
+}
+
 /* All canaries but the last are injected at their own place; the last one's logits must be the prefilled ones. */
 static is_status prove_injection(is_llama *engine, const int32_t *tokens, is_error *err)
 {
     const uint32_t n = CANARIES - 1;
-    size_t n_vocab = (size_t)llama_vocab_n_tokens(engine->model.vocab);
-    float *want = malloc(n_vocab * sizeof *want);
-    float *got = malloc(n_vocab * sizeof *got);
+    float *want = malloc((size_t)llama_vocab_n_tokens(engine->model.vocab) * sizeof *want);
     is_encode_target target = {.tokens = tokens, .n_tokens = n};
     capture c = {0};
-    is_status status = want == NULL || got == NULL ? is_fail(err, IS_ENOMEM, "no memory for the probe") : IS_OK;
+    is_chunk chunk;
+    bool in_place = false;
+    is_status status = want == NULL ? is_fail(err, IS_ENOMEM, "no memory for the probe") : IS_OK;
     llama_memory_seq_rm(llama_get_memory(engine->context), 0, -1, -1);
     if (status == IS_OK) status = decode_at(engine, tokens, n, 0, err);
     if (status == IS_OK) status = capture_state(engine, &c, err);
+    if (status == IS_OK) in_place = is_direct_prove(engine, 0, &c.view);
     if (status == IS_OK) status = is_chunk_extract(engine, c.bytes, c.size, 0, tokens, "probe", &target, err);
     if (status == IS_OK) status = decode_at(engine, tokens + n, 1, (int32_t)n, err);
     if (status == IS_OK) status = copy_logits(engine, 0, want, err);
-    llama_memory_seq_rm(llama_get_memory(engine->context), 0, -1, -1);
-    is_chunk chunk;
-    uint64_t bytes;
     if (status == IS_OK) status = is_chunk_open(&chunk, target.bytes, target.size, IS_CHUNK_CHECK_PAYLOAD, err);
-    is_placed placed = {&chunk, 0};
-    if (status == IS_OK) status = is_inject(engine, 0, &placed, 1, n, &bytes, err);
-    if (status == IS_OK) status = decode_at(engine, tokens + n, 1, (int32_t)n, err);
-    if (status == IS_OK) status = copy_logits(engine, 0, got, err);
-    for (size_t i = 0; status == IS_OK && i < n_vocab; i++) {
-        double d = fabs((double)want[i] - (double)got[i]);
-        if (!(d <= engine->probe.logit_error)) engine->probe.logit_error = d;
-    }
-    if (status == IS_OK && engine->probe.logit_error != 0)
-        status = is_fail(err, IS_EUNSUPPORTED, "logits behind injected KV differ from prefilled ones by %g",
-                         engine->probe.logit_error);
+    if (status == IS_OK) status = prove_both_ways(engine, &chunk, tokens[n], want, in_place, err);
     free(want);
-    free(got);
     free(target.bytes);
     free(c.bytes);
     return status;
@@ -376,7 +403,11 @@ is_status is_probe(is_llama *engine, const char *path, is_error *err)
     if (status != IS_OK) (void)snprintf(engine->why_not, sizeof engine->why_not, "%.500s", why.text);
     engine->probe.probe_ms = is_now_ms() - begin;
     if (engine->context == NULL) return is_fail(err, IS_EENGINE, "%s", why.text);
+    engine->direct.watching = false;
+    if (!engine->injectable) engine->direct.ready = false;
     /* Nothing of the canaries stays, neither rows nor cells. */
     llama_memory_clear(llama_get_memory(engine->context), true);
+    engine->most_tokens = engine->n_context < FIRST_CELLS ? engine->n_context : FIRST_CELLS;
+    for (uint32_t i = 0; i < engine->n_slots; i++) (void)is_fill_cells(engine, engine->slots[i].sequence);
     return IS_OK;
 }

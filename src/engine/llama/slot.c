@@ -191,9 +191,9 @@ is_status is_slot_start(is_llama *engine, is_slot *slot, is_job *job)
         slot->done = slot->position = memory;
         slot->stats.tokens_resident = memory;
     } else {
-        llama_memory_seq_rm(llama_get_memory(engine->context), slot->sequence, -1, -1);
         status = inject_front(engine, slot, plan, &job->err);
         if (status != IS_OK) return status;
+        if (slot->position == 0) llama_memory_seq_rm(llama_get_memory(engine->context), slot->sequence, -1, -1);
         remember_resident(engine, slot, plan, memory);
     }
     slot->started_ms = is_now_ms();
