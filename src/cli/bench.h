@@ -10,6 +10,8 @@
 #include "cli.h"
 #include "memory/memory.h"
 
+#define IS_BENCH_SAMPLE "data/sample/conversation.jsonl"
+
 typedef struct is_bench_question {
     char *user; /* the scope whose facts it is about */
     char *question;

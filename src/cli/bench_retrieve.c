@@ -1,9 +1,10 @@
 /*
  * inferscale bench retrieve: search in one scope of many facts, the question's embedding included.
  *
- * The facts are made here: texts of words drawn by Zipf's law, so that BM25 has common and rare words as in real
- * text, and random unit vectors, since an exact scan costs the same whatever the vectors are.
+ * The facts are made here: texts of the data's words drawn by Zipf's law, so that BM25 has common and rare words as in
+ * real text, and random unit vectors, since an exact scan costs the same whatever the vectors are.
  */
+#include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,7 @@
 
 #define FACTS     100000
 #define STEP      1000
-#define WORDS     20000
+#define MAX_WORDS 8000
 #define QUESTIONS 200
 
 static uint64_t next_random(uint64_t *x) /* xorshift64*, Vigna 2016 */
@@ -28,23 +29,49 @@ static double unit(uint64_t *x)
     return (double)(next_random(x) >> 11) * 0x1p-53;
 }
 
-/* A made-up word: its number in a base of syllables. */
-static void put_word(char *out, size_t size, uint32_t number)
+/* The words that texts are made of: those of the data, each once, in the order in which they first stand there. */
+typedef struct vocabulary {
+    char (*words)[24];
+    size_t n;
+} vocabulary;
+
+static bool has_word(const vocabulary *v, const char *word)
 {
-    static const char *const syllables[] = {"ba", "ko", "ri", "tu", "le", "sa", "no", "mi", "du", "fe", "ga", "po"};
-    size_t n = strlen(out);
-    do {
-        const char *s = syllables[number % 12];
-        number /= 12;
-        n += (size_t)snprintf(out + n, size - n, "%s", s);
-    } while (number > 0 && n + 4 < size);
-    (void)snprintf(out + n, size - n, " ");
+    for (size_t i = 0; i < v->n; i++)
+        if (strcmp(v->words[i], word) == 0) return true;
+    return false;
 }
 
-static void make_text(char *out, size_t size, uint32_t words, uint64_t *x)
+static is_status read_vocabulary(const char *path, vocabulary *v, is_error *err)
 {
+    FILE *in = fopen(path, "re");
+    if (in == NULL) return is_fail(err, IS_ENOTFOUND, "cannot open %s; give --data FILE", path);
+    v->words = calloc(MAX_WORDS, sizeof *v->words);
+    if (v->words == NULL) is_cli_no_memory();
+    char word[24];
+    size_t n = 0;
+    for (int c = 0; c != EOF && v->n < MAX_WORDS;) {
+        c = fgetc(in);
+        if (c != EOF && isalpha(c) && n + 1 < sizeof word) {
+            word[n++] = (char)tolower(c);
+            continue;
+        }
+        word[n] = '\0';
+        if (n >= 2 && !has_word(v, word)) memcpy(v->words[v->n++], word, sizeof word);
+        n = 0;
+    }
+    (void)fclose(in);
+    return v->n < 200 ? is_fail(err, IS_EINVAL, "%s has only %zu different words, 200 are needed", path, v->n) : IS_OK;
+}
+
+static void make_text(char *out, size_t size, uint32_t words, const vocabulary *v, uint64_t *x)
+{
+    size_t at = 0;
     out[0] = '\0';
-    for (uint32_t i = 0; i < words; i++) put_word(out, size, (uint32_t)pow(WORDS, unit(x))); /* P(rank) ~ 1 / rank */
+    for (uint32_t i = 0; i < words && at + 26 < size; i++) {
+        size_t rank = (size_t)pow((double)v->n, unit(x)) - 1; /* P(rank) ~ 1 / rank */
+        at += (size_t)snprintf(out + at, size - at, "%s%s", i == 0 ? "" : " ", v->words[rank]);
+    }
 }
 
 static void make_vector(uint16_t *out, uint32_t dim, uint64_t *x)
@@ -59,7 +86,7 @@ static void make_vector(uint16_t *out, uint32_t dim, uint64_t *x)
     for (uint32_t d = 0; d < dim; d++) out[d] = is_f32_to_f16(v[d] * scale);
 }
 
-static is_status fill(is_bench *b, int64_t scope, is_error *err)
+static is_status fill(is_bench *b, int64_t scope, const vocabulary *v, is_error *err)
 {
     is_memory *m = b->memory;
     uint32_t dim = is_embedder_dim(m->embedder);
@@ -73,7 +100,7 @@ static is_status fill(is_bench *b, int64_t scope, is_error *err)
     is_cli_progress_begin(&progress, &b->cli, "filling", "facts");
     for (uint32_t at = 0; status == IS_OK && at < FACTS; at += STEP) {
         for (uint32_t i = 0; i < STEP; i++) {
-            make_text(texts[i], sizeof texts[i], 12, &x);
+            make_text(texts[i], sizeof texts[i], 12, v, &x);
             make_vector(vectors + (size_t)i * dim, dim, &x);
             facts[i] = (is_fact){.text = texts[i], .time = IS_TIME_NONE};
         }
@@ -89,8 +116,8 @@ static is_status fill(is_bench *b, int64_t scope, is_error *err)
     return status;
 }
 
-static is_status search(is_bench *b, int64_t scope, uint32_t k, double *embed, double *rank, double *total,
-                        is_error *err)
+static is_status search(is_bench *b, int64_t scope, const vocabulary *v, uint32_t k, double *embed, double *rank,
+                        double *total, is_error *err)
 {
     uint64_t x = 7;
     is_status status = IS_OK;
@@ -98,7 +125,7 @@ static is_status search(is_bench *b, int64_t scope, uint32_t k, double *embed, d
         char text[160];
         is_fact_list *list = NULL;
         double e = 0, r = 0;
-        make_text(text, sizeof text, 8, &x);
+        make_text(text, sizeof text, 10, v, &x);
         status = is_rank(b->memory, scope, text, k, NULL, &list, &e, &r, err);
         is_fact_list_free(list);
         if (i == 0) continue; /* it loads the scope's vectors */
@@ -114,6 +141,7 @@ int is_bench_retrieve(int argc, char **argv)
     is_bench b = {.repeat = 1};
     is_error err = {0};
     double *ms[3]; /* embed, rank, total */
+    vocabulary words = {NULL, 0};
     int64_t scope = 0;
     uint32_t k[1];
     size_t n_k;
@@ -125,12 +153,13 @@ int is_bench_retrieve(int argc, char **argv)
     for (int i = 0; i < 3; i++)
         if ((ms[i] = malloc(QUESTIONS * sizeof(double))) == NULL) is_cli_no_memory();
     is_cli_catch_interrupts();
-    is_status status = is_bench_open(&b, NULL, false, &err);
+    is_status status = read_vocabulary(b.data != NULL ? b.data : IS_BENCH_SAMPLE, &words, &err);
+    if (status == IS_OK) status = is_bench_open(&b, NULL, false, &err);
     if (status == IS_OK && b.memory->embedder == NULL)
         status = is_fail(&err, IS_ENOTFOUND, "no embedding model; run scripts/setup.sh or give --embedding-model");
     if (status == IS_OK) status = is_memory_scope(b.memory, &b.cli.scope, true, &scope, &err);
-    if (status == IS_OK) status = fill(&b, scope, &err);
-    if (status == IS_OK) status = search(&b, scope, k[0], ms[0], ms[1], ms[2], &err);
+    if (status == IS_OK) status = fill(&b, scope, &words, &err);
+    if (status == IS_OK) status = search(&b, scope, &words, k[0], ms[0], ms[1], ms[2], &err);
     json_t *root = is_bench_context(&b);
     if (status == IS_OK) {
         static const char *const names[] = {"embed", "rank", "total"};
@@ -146,6 +175,7 @@ int is_bench_retrieve(int argc, char **argv)
         }
     }
     is_bench_close(&b);
+    free(words.words);
     for (int i = 0; i < 3; i++) free(ms[i]);
     if (status != IS_OK) {
         json_decref(root);

@@ -9,8 +9,6 @@
 #include "bench.h"
 #include "memory/import.h"
 
-#define SAMPLE "data/sample/conversation.jsonl"
-
 static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
@@ -49,7 +47,7 @@ bool is_bench_parse(is_bench *b, const char *name, const char *about, const char
     char synopsis[64];
     (void)snprintf(synopsis, sizeof synopsis, "bench %s [options]", name);
     const is_cli_option options[] = {
-        {"data", 0, IS_CLI_TEXT, &b->data, 0, 0, "FILE", "JSON Lines or LoCoMo's file; default " SAMPLE},
+        {"data", 0, IS_CLI_TEXT, &b->data, 0, 0, "FILE", "JSON Lines or LoCoMo's file; default " IS_BENCH_SAMPLE},
         {"questions", 0, IS_CLI_TEXT, &b->questions_file, 0, 0, "FILE", "questions; default: in or beside the data"},
         {"limit", 0, IS_CLI_UINT, &b->n_questions, 1, 100000, "N", "questions used, spread over the file"},
         {"repeat", 0, IS_CLI_UINT, &b->repeat, 1, 1000, "N", "measurements of each figure"},
@@ -183,7 +181,7 @@ static void thin(is_bench *b)
 is_status is_bench_questions(is_bench *b, is_error *err)
 {
     char path[4096];
-    const char *data = b->data != NULL ? b->data : SAMPLE;
+    const char *data = b->data != NULL ? b->data : IS_BENCH_SAMPLE;
     json_error_t why;
     json_t *root = b->questions_file == NULL ? json_load_file(data, 0, &why) : NULL; /* LoCoMo's file has its own */
     if (root == NULL) {
@@ -310,7 +308,7 @@ static bool on_fact(void *user, const is_scope *scope, const is_fact *fact)
 
 is_status is_bench_import(is_bench *b, is_error *err)
 {
-    const char *data = b->data != NULL ? b->data : SAMPLE;
+    const char *data = b->data != NULL ? b->data : IS_BENCH_SAMPLE;
     FILE *in = fopen(data, "re");
     if (in == NULL) return is_fail(err, IS_ENOTFOUND, "cannot open %s: %s; give --data FILE", data, strerror(errno));
     importer i = {b, is_cli_batch_new(&b->cli, b->memory, NULL)};
