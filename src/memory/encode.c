@@ -6,7 +6,7 @@
  * together with the ids of the facts in the prefix: when one of those is forgotten, the chunk goes too.
  *
  * The primer of a scope is its n oldest facts, the same for all, so that its KV is computed once for many
- * facts.  A fact that is in the primer itself has the next oldest in its place.
+ * facts.  The n oldest themselves have the next n as theirs.
  */
 #include "memory.h"
 
@@ -47,24 +47,39 @@ static uint32_t most_prefix(const is_memory *memory)
     return memory->engine->ops->context(memory->engine) / 2;
 }
 
-static is_status append_primer(is_memory *memory, const is_fact_list *primer, const is_fact *fact, uint32_t most,
+static is_status append_fact(is_memory *memory, const is_fact *fact, is_prefix *p, bool *fits, is_error *err)
+{
+    int32_t *tokens;
+    uint32_t n;
+    is_status status = is_fact_tokens(memory, fact, &tokens, &n, err);
+    if (status != IS_OK) return status;
+    *fits = p->n + n <= most_prefix(memory);
+    if (*fits) status = append(p, tokens, n, err);
+    free(tokens);
+    if (status == IS_OK && *fits) p->deps[p->n_deps++] = fact->id;
+    return status;
+}
+
+/*
+ * The first `most` of the oldest facts; for one of those themselves the ones behind them, and where there are too few,
+ * the first ones without itself.  So two prefixes serve a whole scope.
+ */
+static is_status append_primer(is_memory *memory, const is_fact_list *oldest, const is_fact *fact, uint32_t most,
                                is_prefix *p, is_error *err)
 {
+    size_t first = 0;
+    for (size_t i = 0; i < oldest->n && i < most; i++)
+        if (oldest->facts[i].id == fact->id) first = most;
     p->deps = malloc((most + 1) * sizeof *p->deps);
     if (p->deps == NULL) return is_fail(err, IS_ENOMEM, "no memory for a primer");
-    for (size_t i = 0; i < primer->n && p->n_deps < most; i++) {
-        if (primer->facts[i].id == fact->id) continue;
-        int32_t *tokens;
-        uint32_t n;
-        is_status status = is_fact_tokens(memory, &primer->facts[i], &tokens, &n, err);
-        if (status != IS_OK) return status;
-        bool fits = p->n + n <= most_prefix(memory);
-        if (fits) status = append(p, tokens, n, err);
-        free(tokens);
-        if (status != IS_OK || !fits) return status;
-        p->deps[p->n_deps++] = primer->facts[i].id;
+    bool fits = true;
+    is_status status = IS_OK;
+    for (size_t round = 0; round < oldest->n && p->n_deps < most && fits && status == IS_OK; round++) {
+        const is_fact *other = &oldest->facts[(first + round) % oldest->n];
+        if (first >= oldest->n) other = &oldest->facts[round];
+        if (other->id != fact->id) status = append_fact(memory, other, p, &fits, err);
     }
-    return IS_OK;
+    return status;
 }
 
 /* The tokens of one turn of conversation. */
@@ -212,9 +227,10 @@ static is_status batch_add(encode_run *run, int64_t scope, const is_fact_list *p
 
 /* ------------------------------------------------------------ everything pending */
 
-static bool in_list(const is_fact_list *list, int64_t id)
+/* Whether the fact is one of the first n. */
+static bool in_list(const is_fact_list *list, size_t n, int64_t id)
 {
-    for (size_t i = 0; i < list->n; i++)
+    for (size_t i = 0; i < list->n && i < n; i++)
         if (list->facts[i].id == id) return true;
     return false;
 }
@@ -227,7 +243,7 @@ static is_status encode_thin(encode_run *run, int64_t scope, const is_fact_list 
 {
     is_memory *m = run->memory;
     if (m->recipe.primer == 0 || primer->n <= m->recipe.primer) return IS_OK;
-    int64_t ids[IS_RECIPE_MAX_PRIMER + 1], counts[IS_RECIPE_MAX_PRIMER + 1];
+    int64_t ids[2 * IS_RECIPE_MAX_PRIMER], counts[2 * IS_RECIPE_MAX_PRIMER];
     for (size_t i = 0; i < primer->n; i++) ids[i] = primer->facts[i].id;
     is_status status = is_store_count_deps(m->store, scope, ids, primer->n, &m->key, counts, err);
     for (size_t i = primer->n; status == IS_OK && i-- > 0;) {
@@ -241,9 +257,7 @@ static is_status encode_thin(encode_run *run, int64_t scope, const is_fact_list 
     return status;
 }
 
-/*
- * Encodes a page of one scope's facts.  Those outside the primer share one prefix and go first; the primer's
- * own follow from the youngest to the oldest, so that each prefix begins as the one before it.
+/* Encodes a page of one scope's facts: those that share the oldest facts as their primer, then the oldest themselves.
  */
 static is_status encode_page(encode_run *run, int64_t scope, const is_fact_list *page, size_t begin, size_t end,
                              is_error *err)
@@ -251,11 +265,13 @@ static is_status encode_page(encode_run *run, int64_t scope, const is_fact_list 
     is_memory *m = run->memory;
     is_fact_list *primer = NULL;
     batch b = {.n = 0};
-    is_status status = is_store_list(m->store, scope, 0, m->recipe.primer + 1, &primer, err);
+    is_status status = is_store_list(m->store, scope, 0, 2 * (size_t)m->recipe.primer, &primer, err);
     for (size_t i = begin; status == IS_OK && i < end; i++)
-        if (!in_list(primer, page->facts[i].id)) status = batch_add(run, scope, primer, &page->facts[i], &b, err);
-    for (size_t i = end; status == IS_OK && i-- > begin;)
-        if (in_list(primer, page->facts[i].id)) status = batch_add(run, scope, primer, &page->facts[i], &b, err);
+        if (!in_list(primer, m->recipe.primer, page->facts[i].id))
+            status = batch_add(run, scope, primer, &page->facts[i], &b, err);
+    for (size_t i = begin; status == IS_OK && i < end; i++)
+        if (in_list(primer, m->recipe.primer, page->facts[i].id))
+            status = batch_add(run, scope, primer, &page->facts[i], &b, err);
     if (status == IS_OK) status = batch_run(run, scope, &b, err);
     if (status == IS_OK) status = encode_thin(run, scope, primer, &b, err);
     if (status == IS_OK) status = batch_run(run, scope, &b, err);

@@ -114,7 +114,7 @@ typedef struct is_prefix {
     size_t n_deps;
 } is_prefix;
 void is_prefix_free(is_prefix *prefix);
-/* primer: the scope's oldest facts, recipe.primer + 1 of them or all. */
+/* primer: the scope's oldest facts, twice recipe.primer of them or all. */
 is_status is_prefix_build(is_memory *memory, int64_t scope, const is_recipe *recipe, const is_fact_list *primer,
                           const is_fact *fact, is_prefix *out, is_error *err);
 

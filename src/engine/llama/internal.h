@@ -30,7 +30,7 @@
  */
 #define IS_LLAMA_PIECE      128 /* tokens of prefill between two decode steps */
 #define IS_ENCODE_SEQUENCES 8
-#define IS_ENCODE_BATCH     384 /* tokens of one encode step */
+#define IS_ENCODE_BATCH     128 /* tokens of one encode step */
 #define IS_MAX_SLOTS        256
 
 /* ---- direct.c: what is known of the cache's tensors */
