@@ -67,7 +67,8 @@ void is_encoder_close(is_llama *engine)
 
 /*
  * Keeps the beginning that the resident prefix and the job's have in common, and removes the rest; returns its length.
- * A sliding window may have lost rows that the rest of the prefix has to see, so with one nothing is kept.
+ * Where rows have to go from behind it, a sliding window may have lost some before it that are to be seen again, so
+ * with one nothing is kept then.
  */
 static uint32_t keep_common(is_llama *engine, const is_encode_job *job)
 {
@@ -75,7 +76,7 @@ static uint32_t keep_common(is_llama *engine, const is_encode_job *job)
     uint32_t n = engine->encode_prefix_n < job->n_prefix ? engine->encode_prefix_n : job->n_prefix;
     uint32_t same = 0;
     while (same < n && engine->encode_prefix[same] == job->prefix[same]) same++;
-    if (same == engine->encode_prefix_n && same == job->n_prefix) return same;
+    if (same == engine->encode_prefix_n && same > 0) return same;
     if (engine->shape.n_caches != 1) same = 0;
     if (same == 0 || !llama_memory_seq_rm(memory, 0, (llama_pos)same, -1)) {
         llama_memory_clear(memory, false);
@@ -85,8 +86,8 @@ static uint32_t keep_common(is_llama *engine, const is_encode_job *job)
 }
 
 /*
- * Makes sequence 0 hold exactly the job's prefix.  Where the step may not give way to requests it decodes one piece
- * only; *aborted: there is more to do, in a later step.
+ * Makes sequence 0 hold the job's prefix and nothing else.  Where the step may not give way to requests it decodes one
+ * piece only.  What is missing then, or when it gave way, is for later steps; what was done stays.
  */
 static is_status load_prefix(is_llama *engine, const is_encode_job *job, bool may_abort, bool *aborted, is_error *err)
 {
@@ -103,13 +104,7 @@ static is_status load_prefix(is_llama *engine, const is_encode_job *job, bool ma
     for (uint32_t i = same; i < end; i++) is_batch_add(&engine->encode_batch, job->prefix[i], (int32_t)i, 0, false);
     is_status status = decode(engine, may_abort, aborted, err);
     if (status != IS_OK) return status;
-    if (*aborted) {
-        llama_memory_clear(llama_get_memory(engine->encoder), false);
-        engine->encode_prefix_n = 0;
-        return IS_OK;
-    }
-    engine->encode_prefix_n = end;
-    *aborted = end < job->n_prefix;
+    engine->encode_prefix_n = (uint32_t)(llama_memory_seq_pos_max(llama_get_memory(engine->encoder), 0) + 1);
     return IS_OK;
 }
 
@@ -271,7 +266,7 @@ is_status is_encode_step(is_llama *engine, is_job *job, uint32_t most, bool may_
     is_status status = check_job(engine, encode, &job->err);
     if (status == IS_OK) status = open_encoder(engine, &job->err);
     if (status == IS_OK) status = load_prefix(engine, encode, may_abort, aborted, &job->err);
-    if (status != IS_OK || *aborted) return status;
+    if (status != IS_OK || *aborted || engine->encode_prefix_n < encode->n_prefix) return status;
     size_t begin, end;
     next_group(engine, encode, most, &begin, &end);
     if (begin < end) status = encode_group(engine, encode, begin, end, may_abort, aborted, &job->err);
