@@ -84,7 +84,8 @@ $(B)/libinferscale.a: $(LIB_OBJ)
 	@rm -f $@ && $(AR) rcs $@ $^
 
 # build/engine.mk is written anew when the engine is another one.
-$(B)/%.o: %.c build/engine.mk
+$(B)/%.o: %.c $(wildcard build/engine.mk)
+	@test -n '$(ENGINE_DIR)' || { echo 'nothing is set up yet; run make demo, make test or scripts/setup.sh first'; exit 1; }
 	@mkdir -p $(@D)
 	@echo "  $(VARIANT) $<"
 	@$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
@@ -97,9 +98,6 @@ $(B)/tests/fuzz_%: $(B)/tests/fuzz_%.o $(B)/libinferscale.a
 
 $(B)/tests/%: $(B)/tests/%.o $(B)/libinferscale.a
 	@$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LDLIBS)
-
-build/engine.mk:
-	$(error nothing is set up yet; run `make demo`, `make test` or scripts/setup.sh first)
 
 # What one instruction set needs is compiled with its flags in a file of its own.
 ifeq ($(shell uname -m),x86_64)

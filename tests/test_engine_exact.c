@@ -103,7 +103,7 @@ static void slot_history(const char *variable, uint32_t slots)
         want[i] = fixture_score(engine, &(is_plan){.segments = segments[i], .n_segments = 2}, 1, NULL);
     }
     uint32_t seed = 5;
-    for (int step = 0; step < 40; step++) {
+    for (int step = 0; step < 24; step++) {
         seed = seed * 1664525u + 1013904223u;
         uint32_t i = (seed >> 8) % PROMPTS;
         bool inject = (seed >> 16) % 8 != 0;
