@@ -285,19 +285,19 @@ static void test_forgetting_reaches_what_was_encoded_behind(void **state)
     encode(m);
     assert_int_equal(count_state(m, &NORA, IS_FACT_READY), N_TEXTS);
     size_t n;
-    check(is_forget(m, &NORA, &ids[4], 1, &n, &err), &err);
+    check(is_forget(m, &NORA, &ids[0], 1, &n, &err), &err);
     assert_int_equal(n, 1);
     /* The fact stood in every other's primer. */
     assert_int_equal(count_state(m, &NORA, IS_FACT_READY), 0);
-    is_answer *a = ask(m, &NORA, "What is the cat called?", IS_MODE_INJECT, 12, 0);
+    is_answer *a = ask(m, &NORA, "Where does Nora keep her bicycle key?", IS_MODE_INJECT, 12, 0);
     assert_int_equal(a->facts_injected, 0);
-    assert_null(strstr(a->text, "Biscuit"));
+    assert_null(strstr(a->text, "teapot"));
     is_answer_free(a);
     encode(m);
     assert_int_equal(count_state(m, &NORA, IS_FACT_READY), N_TEXTS - 1);
-    a = ask(m, &NORA, "What is the cat called?", IS_MODE_INJECT, 12, 0);
+    a = ask(m, &NORA, "Where does Nora keep her bicycle key?", IS_MODE_INJECT, 12, 0);
     assert_int_equal(a->facts_injected, N_TEXTS - 1);
-    for (size_t i = 0; i < a->facts->n; i++) assert_true(a->facts->facts[i].id != ids[4]);
+    for (size_t i = 0; i < a->facts->n; i++) assert_true(a->facts->facts[i].id != ids[0]);
     is_answer_free(a);
     is_close(m);
 }
