@@ -130,8 +130,6 @@ is_status is_model_open(const char *path, uint32_t threads, is_model *out, is_er
     if (llama_model_meta_val_str(out->llama, "general.architecture", out->arch, sizeof out->arch) < 0)
         out->arch[0] = '\0';
     struct ggml_threadpool_params pool = ggml_threadpool_params_default((int)out->threads);
-    /* Between graphs the workers sleep: polling they would keep their cores from composing for some 0.1 s. */
-    pool.poll = 0;
     out->pool = ggml_threadpool_new(&pool);
     if (out->pool == NULL) {
         is_model_close(out);
