@@ -21,8 +21,8 @@ void is_error_set(is_error *err, is_status status, const char *format, ...) __at
 #define is_fail(err, status, ...) (is_error_set((err), (status), __VA_ARGS__), (is_status)(status))
 
 /*
- * Cores that this process may run on.  The engine's threads wait for one another by spinning, so one thread more than
- * there are cores for costs a hundred times what it brings.
+ * Cores that this process may run on.  The engine's threads wait for one another at every step of a graph, so one
+ * thread more than there are cores for slows all of them down.
  */
 uint32_t is_usable_cores(void);
 

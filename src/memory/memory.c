@@ -74,7 +74,7 @@ static is_status settle_recipe(is_memory *memory, const char *asked, is_error *e
 static is_status open_models(is_memory *memory, const is_options *o, is_error *err)
 {
     is_status status = IS_OK;
-    /* One thread: a question is short, and a second pool of spinning threads would fight the chat model's. */
+    /* One thread: a question is short, and more threads would fight the chat model's for its cores. */
     if (o->embedding_model != NULL) status = is_embedder_open(o->embedding_model, 1, &memory->embedder, err);
     uint32_t threads = o->threads != 0 ? o->threads : is_usable_cores();
     if (status == IS_OK)
