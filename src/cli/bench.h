@@ -41,7 +41,8 @@ is_status is_bench_open(is_bench *bench, const char *recipe, bool background, is
 is_status is_bench_reopen(is_bench *bench, bool background, is_error *err);
 /* Imports the data into the open store; only scopes that a question is about. */
 is_status is_bench_import(is_bench *bench, is_error *err);
-void is_bench_close(is_bench *bench);
+/* Closes all; prints the result (taken over) with --json, or what went wrong.  The exit code. */
+int is_bench_end(is_bench *bench, json_t *result, is_status status, const is_error *err);
 
 double is_median(double *values, size_t n);               /* sorts them; NAN for none */
 double is_percentile(double *values, size_t n, double p); /* 0..1; sorts them */

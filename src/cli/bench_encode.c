@@ -82,14 +82,5 @@ int is_bench_encode(int argc, char **argv)
         for (size_t i = 0; status == IS_OK && i < n; i++) status = measure(&b, &rows[i], r, &err);
     json_t *root = is_bench_context(&b);
     if (status == IS_OK) print_rows(&b, rows, n, root);
-    is_bench_close(&b);
-    if (status != IS_OK) {
-        json_decref(root);
-        return is_cli_fail(&b.cli, &err);
-    }
-    if (b.cli.json)
-        is_cli_print_json(root);
-    else
-        json_decref(root);
-    return is_cli_end_output(IS_EXIT_OK);
+    return is_bench_end(&b, root, status, &err);
 }

@@ -212,15 +212,6 @@ int is_bench_fidelity(int argc, char **argv)
     for (size_t i = 0; status == IS_OK && i < n; i++)
         status = measure_recipe(&b, recipes[i], k[0], fresh, n_fresh, list, &err);
     json_t *root = is_bench_context(&b);
-    is_bench_close(&b);
     is_cli_set(root, "fidelity", list);
-    if (status != IS_OK) {
-        json_decref(root);
-        return is_cli_fail(&b.cli, &err);
-    }
-    if (b.cli.json)
-        is_cli_print_json(root);
-    else
-        json_decref(root);
-    return is_cli_end_output(IS_EXIT_OK);
+    return is_bench_end(&b, root, status, &err);
 }

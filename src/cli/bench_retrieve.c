@@ -174,16 +174,7 @@ int is_bench_retrieve(int argc, char **argv)
             if (!b.cli.json) printf("%-8s %10.2f %10.2f\n", names[i], p50, p95);
         }
     }
-    is_bench_close(&b);
     free(words.words);
     for (int i = 0; i < 3; i++) free(ms[i]);
-    if (status != IS_OK) {
-        json_decref(root);
-        return is_cli_fail(&b.cli, &err);
-    }
-    if (b.cli.json)
-        is_cli_print_json(root);
-    else
-        json_decref(root);
-    return is_cli_end_output(IS_EXIT_OK);
+    return is_bench_end(&b, root, status, &err);
 }

@@ -245,20 +245,10 @@ int is_bench_ttft(int argc, char **argv)
         status = measure(&b, ks[n], &rows[n], &progress, &done, (uint64_t)n_ks * b.n, &err);
     is_cli_progress_end(&progress);
     json_t *root = is_bench_context(&b);
-    is_bench_close(&b);
-    if (status != IS_OK) {
-        json_decref(root);
-        return is_cli_fail(&b.cli, &err);
-    }
-    if (!b.cli.json) {
-        print_rows(rows, n, first_ms);
-        json_decref(root);
-        return is_cli_end_output(IS_EXIT_OK);
-    }
     json_t *list = json_array();
     for (size_t i = 0; i < n; i++) is_cli_append(list, row_json(&rows[i]));
     is_cli_set(root, "ttft", list);
     is_cli_set(root, "first_inject_ttft_ms", number(first_ms));
-    is_cli_print_json(root);
-    return is_cli_end_output(IS_EXIT_OK);
+    if (status == IS_OK && !b.cli.json) print_rows(rows, n, first_ms);
+    return is_bench_end(&b, root, status, &err);
 }

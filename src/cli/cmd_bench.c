@@ -268,7 +268,7 @@ is_status is_bench_reopen(is_bench *b, bool background, is_error *err)
     return open_folder(b, NULL, background, err);
 }
 
-void is_bench_close(is_bench *b)
+static void close_all(is_bench *b)
 {
     close_store(b);
     for (size_t i = 0; i < b->n; i++) {
@@ -280,6 +280,16 @@ void is_bench_close(is_bench *b)
     free(b->ks.items);
     free(b->recipes.items);
     free(b->fresh.items);
+}
+
+int is_bench_end(is_bench *b, json_t *result, is_status status, const is_error *err)
+{
+    close_all(b);
+    if (status == IS_OK && b->cli.json)
+        is_cli_print_json(result);
+    else
+        json_decref(result);
+    return status == IS_OK ? is_cli_end_output(IS_EXIT_OK) : is_cli_fail(&b->cli, err);
 }
 
 typedef struct importer {

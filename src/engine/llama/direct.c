@@ -100,7 +100,7 @@ static bool same_rows(const is_llama *engine, int32_t sequence, const is_state_v
         const is_state_layer *layer = &engine->shape.layers[l];
         const is_target *t = &targets[l];
         if (memcmp(view->k[l], t->k, (size_t)layer->k_row * n) != 0) return false;
-        if (layer->v_row == 0) continue;
+        if (layer->v_row == 0 || t->v == NULL) continue;
         size_t runs = engine->shape.v_trans ? layer->v_width : n;
         size_t bytes = engine->shape.v_trans ? (size_t)layer->v_el * n : (size_t)layer->v_row;
         for (size_t i = 0; i < runs; i++)
