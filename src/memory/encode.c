@@ -51,7 +51,7 @@ static is_status append_fact(is_memory *memory, const is_fact *fact, is_prefix *
 {
     int32_t *tokens;
     uint32_t n;
-    is_status status = is_fact_tokens(memory, fact, &tokens, &n, err);
+    is_status status = is_fact_tokens(memory, fact, &tokens, &n, NULL, err);
     if (status != IS_OK) return status;
     *fits = p->n + n <= most_prefix(memory);
     if (*fits) status = append(p, tokens, n, err);
@@ -69,14 +69,13 @@ static is_status append_primer(is_memory *memory, const is_fact_list *oldest, co
 {
     size_t first = 0;
     for (size_t i = 0; i < oldest->n && i < most; i++)
-        if (oldest->facts[i].id == fact->id) first = most;
+        if (oldest->facts[i].id == fact->id) first = most < oldest->n ? most : 0;
     p->deps = malloc((most + 1) * sizeof *p->deps);
     if (p->deps == NULL) return is_fail(err, IS_ENOMEM, "no memory for a primer");
     bool fits = true;
     is_status status = IS_OK;
     for (size_t round = 0; round < oldest->n && p->n_deps < most && fits && status == IS_OK; round++) {
         const is_fact *other = &oldest->facts[(first + round) % oldest->n];
-        if (first >= oldest->n) other = &oldest->facts[round];
         if (other->id != fact->id) status = append_fact(memory, other, p, &fits, err);
     }
     return status;
@@ -201,13 +200,11 @@ static is_status batch_add(encode_run *run, int64_t scope, const is_fact_list *p
         status = batch_run(run, scope, b, err);
     int32_t *tokens = NULL;
     uint32_t n = 0;
-    char *line = status == IS_OK ? is_fact_line(fact) : NULL;
-    if (status == IS_OK && line == NULL) status = is_fail(err, IS_ENOMEM, "no memory for a fact's line");
-    if (status == IS_OK) status = is_fact_tokens(m, fact, &tokens, &n, err);
+    uint8_t text[16];
+    if (status == IS_OK) status = is_fact_tokens(m, fact, &tokens, &n, text, err);
     bool fits = prefix.n + n <= m->engine->ops->context(m->engine);
     if (status != IS_OK || !fits) {
         if (!fits) is_memory_log(m, 1, "fact %lld is too long to be encoded; it is prefilled", (long long)fact->id);
-        free(line);
         free(tokens);
         is_prefix_free(&prefix);
         return status;
@@ -219,8 +216,7 @@ static is_status batch_add(encode_run *run, int64_t scope, const is_fact_list *p
     b->tokens[b->n] = tokens;
     b->ids[b->n] = fact->id;
     b->targets[b->n] = (is_encode_target){.tokens = tokens, .n_tokens = n};
-    is_text_hash(line, b->targets[b->n].text);
-    free(line);
+    memcpy(b->targets[b->n].text, text, sizeof text);
     b->n++;
     return IS_OK;
 }

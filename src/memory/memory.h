@@ -73,7 +73,9 @@ is_status is_rank(is_memory *memory, int64_t scope, const char *query, uint32_t 
 char *is_fact_line(const is_fact *fact);
 /* XXH3-128 of a text: what ties a chunk to the line that it was made of. */
 void is_text_hash(const char *text, uint8_t out[16]);
-is_status is_fact_tokens(is_memory *memory, const is_fact *fact, int32_t **tokens, uint32_t *n, is_error *err);
+/* The tokens of a fact's line, and its hash when text is not NULL.  *tokens: free(). */
+is_status is_fact_tokens(is_memory *memory, const is_fact *fact, int32_t **tokens, uint32_t *n, uint8_t text[16],
+                         is_error *err);
 /* Tokens of the header and, through *key, its hash; called when the engine or the system prompt is new. */
 is_status is_plan_header(is_memory *memory, is_error *err);
 

@@ -41,11 +41,13 @@ void is_text_hash(const char *text, uint8_t out[16])
     memcpy(out, hash.digest, 16);
 }
 
-is_status is_fact_tokens(is_memory *memory, const is_fact *fact, int32_t **tokens, uint32_t *n, is_error *err)
+is_status is_fact_tokens(is_memory *memory, const is_fact *fact, int32_t **tokens, uint32_t *n, uint8_t text[16],
+                         is_error *err)
 {
     char *line = is_fact_line(fact);
     size_t count;
     if (line == NULL) return is_fail(err, IS_ENOMEM, "no memory for a fact's line");
+    if (text != NULL) is_text_hash(line, text);
     is_status status = memory->engine->ops->tokenize(memory->engine, line, false, tokens, &count, err);
     free(line);
     if (status == IS_OK) *n = (uint32_t)count;
