@@ -1,10 +1,10 @@
 /*
  * Kills a process in the middle of its work on a store, again and again, and looks at what is left.
  *
- * Each round a child opens the store and adds, stores chunks and forgets at random.  It announces every operation over
- * a pipe before it begins and reports it when the call has returned.  The parent kills it (SIGKILL) at a random
- * moment, applies what was reported to its own picture of the store, and compares: what was reported is there, or gone
- * from every byte, and the one operation that was announced and not reported has happened whole or not at all.
+ * Each round a child opens the store and adds, changes, stores chunks and forgets at random.  It announces every
+ * operation over a pipe before it begins and reports it when the call has returned.  The parent kills it (SIGKILL) at a
+ * random moment, applies what was reported to its own picture of the store, and compares: what was reported is there,
+ * or gone from every byte, and the one operation that was announced and not reported has happened whole or not at all.
  *
  * crash_store [seed]: prints the seed; ends with "50 passed, 0 failed", and with 1 when any failed.
  */
@@ -19,20 +19,24 @@
 #define MAX_FACT 8192
 #define TOKENS   60
 
-typedef enum kind { ADD = 1, PUT, FORGET } kind;
+#define MAX_EDITIONS 8
+
+typedef enum kind { ADD = 1, CHANGE, PUT, FORGET } kind;
 
 typedef struct operation {
     kind kind;
     bool reported;
     uint32_t n;         /* facts added or forgotten */
-    uint32_t number;    /* ADD: number of the first fact's text */
-    int64_t ids[BATCH]; /* ADD: what they got; FORGET: which; PUT: the fact and the one in front of it, or 0 */
+    uint32_t number;    /* ADD: number of the first fact's text; CHANGE: of the new text */
+    int64_t ids[BATCH]; /* ADD: what they got; FORGET, CHANGE: which; PUT: the fact and the one in front of it, or 0 */
     uint32_t salt;      /* PUT */
 } operation;
 
 typedef struct fact_model {
     int64_t id; /* 0: not there */
     uint32_t number;
+    uint32_t before[MAX_EDITIONS]; /* numbers of the texts that it had before [n_before] */
+    uint32_t n_before;
     bool has_chunk;
     uint32_t salt;
     int64_t dep;
@@ -43,7 +47,7 @@ typedef struct model {
     is_chunk_key key;
     fact_model facts[MAX_FACT];
     size_t n;
-    uint32_t gone[MAX_FACT]; /* numbers of forgotten texts */
+    uint32_t gone[MAX_FACT * 2]; /* numbers of forgotten texts */
     size_t n_gone;
     uint32_t next_number;
     uint32_t seed;
@@ -106,10 +110,24 @@ static void do_add(is_store *store, int64_t scope, operation *op)
     must(is_store_add_facts(store, scope, facts, op->n, NULL, 0, NULL, op->ids, &err), &err);
 }
 
+static void do_change(is_store *store, int64_t scope, const operation *op)
+{
+    char text[600];
+    is_error err = {0};
+    text_of(op->number, text);
+    const is_fact to = {.text = text, .time = IS_TIME_NONE};
+    must(is_store_change_fact(store, scope, op->ids[0], &to, NULL, 0, NULL, &err), &err);
+}
+
 static void do_put(const model *m, is_store *store, int64_t scope, const operation *op)
 {
     size_t size = 0;
     is_error err = {0};
+    is_fact_list *list = NULL;
+    int64_t *scopes = NULL;
+    must(is_store_pending(store, scope, &m->key, 0, 1, &list, &scopes, &err), &err); /* the texts are read behind it */
+    is_fact_list_free(list);
+    free(scopes);
     void *bytes = fixture_chunk(op->ids[0], TOKENS, (uint8_t)op->salt, &m->key, &size);
     must(is_store_put_chunk(store, scope, op->ids[0], &m->key, bytes, size, op->ids + 1, op->ids[1] != 0, &err), &err);
     free(bytes);
@@ -134,8 +152,16 @@ static operation choose(model *m)
 {
     operation op = {.kind = ADD, .n = 1 + next_random(&m->seed) % BATCH, .number = m->next_number};
     uint32_t dice = next_random(&m->seed) % 100;
-    if (m->n < 10 || dice < 35) return op;
-    if (dice < 70) {
+    if (m->n < 10 || dice < 30) return op;
+    if (dice < 45) {
+        fact_model *f = &m->facts[next_random(&m->seed) % m->n];
+        if (f->n_before == MAX_EDITIONS) return op;
+        op.kind = CHANGE;
+        op.n = 1;
+        op.ids[0] = f->id;
+        return op;
+    }
+    if (dice < 72) {
         op.kind = PUT;
         op.ids[0] = any_fact(m);
         op.ids[1] = next_random(&m->seed) % 2 == 0 ? any_fact(m) : 0;
@@ -163,6 +189,7 @@ static _Noreturn void child(model *m, int fd)
         operation op = choose(m);
         send_operation(fd, &op);
         if (op.kind == ADD) do_add(store, scope, &op);
+        if (op.kind == CHANGE) do_change(store, scope, &op);
         if (op.kind == PUT) do_put(m, store, scope, &op);
         if (op.kind == FORGET) do_forget(store, scope, &op);
         op.reported = true;
@@ -194,6 +221,8 @@ static void apply_forget(model *m, const operation *op)
         fact_model *f = &m->facts[i];
         if (f->has_chunk && f->dep != 0 && names(op, f->dep)) f->has_chunk = false;
         if (names(op, f->id)) {
+            if (m->n_gone + f->n_before >= sizeof m->gone / sizeof *m->gone) abort();
+            for (uint32_t b = 0; b < f->n_before; b++) m->gone[m->n_gone++] = f->before[b];
             m->gone[m->n_gone++] = f->number;
         } else {
             m->facts[kept++] = *f;
@@ -202,9 +231,21 @@ static void apply_forget(model *m, const operation *op)
     m->n = kept;
 }
 
+static void apply_change(model *m, const operation *op)
+{
+    fact_model *changed = find(m, op->ids[0]);
+    for (size_t i = 0; i < m->n; i++)
+        if (m->facts[i].has_chunk && m->facts[i].dep == changed->id) m->facts[i].has_chunk = false;
+    changed->has_chunk = false;
+    changed->before[changed->n_before++] = changed->number;
+    changed->number = op->number;
+    m->next_number = op->number + 1;
+}
+
 static void apply(model *m, const operation *op)
 {
     if (op->kind == FORGET) apply_forget(m, op);
+    if (op->kind == CHANGE) apply_change(m, op);
     if (op->kind == PUT) {
         fact_model *f = find(m, op->ids[0]);
         f->has_chunk = true;
@@ -212,7 +253,7 @@ static void apply(model *m, const operation *op)
         f->dep = op->ids[1];
     }
     if (op->kind != ADD) return;
-    if (m->n + op->n > MAX_FACT || m->n_gone + op->n > MAX_FACT) abort();
+    if (m->n + op->n > MAX_FACT) abort();
     for (uint32_t i = 0; i < op->n; i++) m->facts[m->n++] = (fact_model){.id = op->ids[i], .number = op->number + i};
     m->next_number = op->number + op->n;
 }
@@ -255,6 +296,12 @@ static int chunk_of(model *m, const look *l, int64_t id)
 static bool happened(model *m, const look *l, operation *op)
 {
     if (op->kind == FORGET) return listed(l, op->ids[0]) == NULL;
+    if (op->kind == CHANGE) {
+        char text[600];
+        text_of(op->number, text);
+        const is_fact *fact = listed(l, op->ids[0]);
+        return fact != NULL && strcmp(fact->text, text) == 0;
+    }
     if (op->kind == PUT) return chunk_of(m, l, op->ids[0]) == (int)op->salt;
     uint32_t found = 0;
     for (size_t i = 0; i < l->list->n; i++) {
@@ -266,6 +313,19 @@ static bool happened(model *m, const look *l, operation *op)
     return found == op->n;
 }
 
+static void compare_history(model *m, const look *l, const fact_model *f)
+{
+    char text[600];
+    is_edition_list *list = NULL;
+    EXPECT(is_store_history(l->store, l->scope, f->id, &list, NULL) == IS_OK);
+    EXPECT(list != NULL && list->n == f->n_before + 1);
+    for (uint32_t i = 0; list != NULL && i < f->n_before && i < list->n; i++) {
+        text_of(f->before[i], text);
+        EXPECT(strcmp(list->editions[i].text, text) == 0);
+    }
+    is_edition_list_free(list);
+}
+
 static void compare_facts(model *m, const look *l)
 {
     char text[600];
@@ -274,6 +334,7 @@ static void compare_facts(model *m, const look *l)
         const is_fact *fact = listed(l, m->facts[i].id);
         text_of(m->facts[i].number, text);
         EXPECT(fact != NULL && strcmp(fact->text, text) == 0);
+        compare_history(m, l, &m->facts[i]);
         int salt = chunk_of(m, l, m->facts[i].id);
         EXPECT(salt == (m->facts[i].has_chunk ? (int)m->facts[i].salt : -1));
     }
@@ -288,6 +349,10 @@ static void compare_words(model *m, const look *l)
         word_of(m->facts[i].number, word);
         EXPECT(is_store_match(l->store, l->scope, word, 1, 100, &hit, &n, NULL) == IS_OK);
         EXPECT(n == 1 && hit.id == m->facts[i].id);
+        for (uint32_t b = 0; b < m->facts[i].n_before; b++) {
+            word_of(m->facts[i].before[b], word);
+            EXPECT(is_store_match(l->store, l->scope, word, 1, 100, &hit, &n, NULL) == IS_OK && n == 0);
+        }
     }
     for (size_t i = 0; i < m->n_gone; i++) {
         word_of(m->gone[i], word);
@@ -408,7 +473,7 @@ int main(int argc, char **argv)
         failed++;
         (void)printf("round %d failed\n", round);
     }
-    (void)printf("%zu facts there, %zu forgotten\n", m->n, m->n_gone);
+    (void)printf("%zu facts there, %zu texts forgotten\n", m->n, m->n_gone);
     (void)printf("%d passed, %d failed\n", ROUNDS - failed, failed);
     fixture_remove(m->folder);
     free(m);

@@ -69,6 +69,20 @@ is_status is_index_delete(is_store *store, const is_chunk_row *rows, size_t n, i
     return status;
 }
 
+/* Deleted at once, so that the next fact does not list them again. */
+is_status is_index_delete_fact(is_store *store, int64_t fact, bool behind, is_chunk_rows_list *list, is_error *err)
+{
+    size_t before = list->n;
+    sqlite3_stmt *stmt = NULL;
+    is_status status = is_db_query(store, &stmt, err,
+                                   "SELECT " IS_CHUNK_COLUMNS " FROM chunk c WHERE c.fact = ?1"
+                                   " OR (?2 AND c.id IN (SELECT chunk FROM chunk_fact WHERE fact = ?1))",
+                                   "ii", fact, (int64_t)behind);
+    if (status == IS_OK) status = is_index_read(store, stmt, list, err);
+    if (status == IS_OK) status = is_index_delete(store, list->rows + before, list->n - before, err);
+    return status;
+}
+
 /* ------------------------------------------------------------ putting */
 
 /* A sealed chunk, copied to where it can stay, and checked. */
@@ -100,13 +114,19 @@ static is_status pack(parcel *p, const is_chunk_key *key, const void *bytes, siz
     return is_files_new(&p->row.file, err);
 }
 
+/* A fact whose text the chunk was made of or behind. */
 static is_status require_fact(is_store *store, int64_t scope, int64_t fact, is_error *err)
 {
-    int64_t id = 0;
+    int64_t edition = 0;
     bool found = false;
-    is_status status =
-        is_db_int(store, &id, &found, err, "SELECT id FROM fact WHERE id = ? AND scope = ?", "ii", fact, scope);
-    if (status != IS_OK || found) return status;
+    is_status status = is_db_int(store, &edition, &found, err,
+                                 "SELECT (SELECT max(id) FROM edition WHERE scope = f.scope AND fact = f.id)"
+                                 " FROM fact f WHERE f.id = ? AND f.scope = ?",
+                                 "ii", fact, scope);
+    if (status != IS_OK || (found && edition <= store->texts_read)) return status;
+    if (found)
+        return is_fail(err, IS_ENOTFOUND, "fact %lld has been changed since its text was read; the chunk is not kept",
+                       (long long)fact);
     return is_fail(err, IS_ENOTFOUND, "fact %lld is not in scope %lld any more; its chunk is not kept", (long long)fact,
                    (long long)scope);
 }

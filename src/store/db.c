@@ -8,6 +8,9 @@
  * never moves a row, and forgetting blanks a row in place (scope and words NULL) instead of deleting it: a row that
  * gets smaller moves nothing.  Indexes over such tables hold numbers and hashes, never words.  Blank rows are
  * cleared away by rebuilding the file when they outnumber the others.
+ *
+ * For the same reason a fact that is changed keeps its row, which might have to grow: what it says from then on is
+ * appended as a row of the table edition.
  */
 #include "store_internal.h"
 
@@ -15,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SCHEMA_VERSION  1
 #define BUSY_TIMEOUT_MS 5000
 
 struct is_statement {
@@ -23,7 +25,7 @@ struct is_statement {
     sqlite3_stmt *stmt;
 };
 
-static const char SCHEMA[] =
+static const char FIRST[] =
     "CREATE TABLE setting(name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;"
     /* facts, turns, words: how many the scope has, words counted over all its facts */
     "CREATE TABLE scope(id INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, user TEXT NOT NULL,"
@@ -58,6 +60,20 @@ static const char SCHEMA[] =
     "CREATE TABLE counter(name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;"
     "INSERT INTO counter VALUES('blank', 0);"
     "PRAGMA user_version = 1;";
+
+/* No row of an older table is touched: a row grows when it is written again behind an ADD COLUMN. */
+static const char EDITIONS[] =
+    /* what a fact says since it was changed, whole; the newest of its editions counts */
+    "CREATE TABLE IF NOT EXISTS edition(id INTEGER PRIMARY KEY AUTOINCREMENT, scope INTEGER REFERENCES scope(id),"
+    " fact INTEGER, text TEXT, source TEXT, time INTEGER, metadata TEXT, created INTEGER,"
+    " CHECK((scope IS NULL) = (text IS NULL))) STRICT;"
+    "CREATE INDEX IF NOT EXISTS edition_of ON edition(scope, fact) WHERE scope IS NOT NULL;"
+    "CREATE INDEX IF NOT EXISTS scope_tenant ON scope(tenant);"
+    "PRAGMA user_version = 2;";
+
+/* STEPS[v] brings a database of version v to version v + 1. */
+static const char *const STEPS[] = {FIRST, EDITIONS};
+#define SCHEMA_VERSION ((int)(sizeof STEPS / sizeof *STEPS))
 
 is_status is_db_fail(is_store *store, is_error *err)
 {
@@ -236,7 +252,7 @@ static is_status check_version(is_store *store, is_error *err)
                   err);
     if (status != IS_OK || version == SCHEMA_VERSION) return status;
     status = is_db_begin(store, err);
-    if (status == IS_OK) status = exec(store, SCHEMA, err);
+    for (; version < SCHEMA_VERSION && status == IS_OK; version++) status = exec(store, STEPS[version], err);
     if (status == IS_OK) return is_db_commit(store, err);
     is_db_rollback(store);
     return status;
@@ -255,9 +271,15 @@ is_status is_db_open(is_store *store, is_error *err)
     if (rc != SQLITE_OK) return is_db_fail(store, err);
     (void)sqlite3_busy_timeout(store->db, BUSY_TIMEOUT_MS);
     is_status status = check_version(store, err);
+    if (status == IS_OK) status = is_db_newest_edition(store, &store->texts_read, err);
     /* What a killed process left in the WAL may hold a text that was being forgotten. */
     if (status == IS_OK) status = is_db_truncate_wal(store, err);
     return status;
+}
+
+is_status is_db_newest_edition(is_store *store, int64_t *id, is_error *err)
+{
+    return is_db_int(store, id, NULL, err, "SELECT max(id) FROM edition", "");
 }
 
 void is_db_close(is_store *store)
@@ -276,13 +298,16 @@ is_status is_db_compact(is_store *store, is_error *err)
     int64_t blank = 0;
     int64_t used = 0;
     is_status status = is_db_int(store, &blank, NULL, err, "SELECT value FROM counter WHERE name = 'blank'", "");
-    if (status == IS_OK)
-        status = is_db_int(store, &used, NULL, err, "SELECT sum(facts) * 2 + sum(turns) FROM scope", "");
-    if (status != IS_OK || blank < COMPACT_MIN_BLANK || blank < used) return status;
+    if (status != IS_OK || blank < COMPACT_MIN_BLANK) return status;
+    status = is_db_int(store, &used, NULL, err,
+                       "SELECT sum(facts) * 2 + sum(turns) + (SELECT count(*) FROM edition WHERE scope IS NOT NULL)"
+                       " FROM scope",
+                       "");
+    if (status != IS_OK || blank < used) return status;
     /* The counter is reset last: a crash in between, when deleting has moved rows about, begins anew at next open. */
     status = exec(store,
                   "BEGIN IMMEDIATE; DELETE FROM fact WHERE scope IS NULL; DELETE FROM turn WHERE scope IS NULL;"
-                  "DELETE FROM embedding WHERE scope IS NULL; COMMIT;",
+                  "DELETE FROM edition WHERE scope IS NULL; DELETE FROM embedding WHERE scope IS NULL; COMMIT;",
                   err);
     if (status != IS_OK) {
         is_db_rollback(store);

@@ -1,6 +1,8 @@
 /*
  * Facts: added in one transaction with their words and embeddings, read in pages, filtered.
  *
+ * What a changed fact says stands in its newest edition (change.c); IS_FACT_EDITION joins it to the fact's own row.
+ * Where many facts are read, the two tables are walked side by side instead.
  * A row of the table fact whose scope is NULL is a forgotten fact (db.c says why it is still a row); every query here
  * asks for a scope, so it never sees one.
  */
@@ -99,10 +101,11 @@ static is_status parse_object(const char *what, const char *text, json_t **out, 
     return is_fail(err, IS_EINVAL, "the %s is JSON but not an object; give one like {\"topic\": \"food\"}", what);
 }
 
-static is_status check_fact(const is_fact *fact, is_error *err)
+is_status is_check_fact(const is_fact *fact, bool change, is_error *err)
 {
     size_t n = fact->text != NULL ? strlen(fact->text) : 0;
-    if (n == 0) return is_fail(err, IS_EINVAL, "a fact has no text; give it 1 to %d bytes", IS_FACT_MAX_BYTES);
+    if (n == 0 && !(change && fact->text == NULL))
+        return is_fail(err, IS_EINVAL, "a fact has no text; give it 1 to %d bytes", IS_FACT_MAX_BYTES);
     if (n > IS_FACT_MAX_BYTES)
         return is_fail(err, IS_ELIMIT, "a fact's text has %zu bytes and may have %d; split it into single statements",
                        n, IS_FACT_MAX_BYTES);
@@ -115,11 +118,16 @@ static is_status check_fact(const is_fact *fact, is_error *err)
     return status;
 }
 
+void is_one_line(const char *text, char line[IS_FACT_MAX_BYTES + 1])
+{
+    size_t n = strlen(text);
+    for (size_t i = 0; i <= n; i++) line[i] = text[i] == '\n' || text[i] == '\r' ? ' ' : text[i];
+}
+
 static is_status add_fact(is_store *store, int64_t scope, const is_fact *fact, int64_t now, int64_t *id, is_error *err)
 {
     char line[IS_FACT_MAX_BYTES + 1];
-    size_t n = strlen(fact->text);
-    for (size_t i = 0; i <= n; i++) line[i] = fact->text[i] == '\n' || fact->text[i] == '\r' ? ' ' : fact->text[i];
+    is_one_line(fact->text, line);
     is_status status = is_db_run(
         store, NULL, err, "INSERT INTO fact(scope, text, source, time, metadata, created) VALUES(?, ?, ?, ?, ?, ?)",
         "ittmti", scope, line, fact->source, fact->time, fact->metadata, now);
@@ -155,7 +163,7 @@ is_status is_store_add_facts(is_store *store, int64_t scope, const is_fact *fact
     if (embeddings != NULL && (embedder == NULL || dim == 0))
         return is_fail(err, IS_EINVAL, "embeddings were given without the name or width of their model");
     is_status status = IS_OK;
-    for (size_t i = 0; i < n && status == IS_OK; i++) status = check_fact(&facts[i], err);
+    for (size_t i = 0; i < n && status == IS_OK; i++) status = is_check_fact(&facts[i], false, err);
     if (status != IS_OK || n == 0) return status;
     is_db_lock(store);
     status = is_db_begin(store, err);
@@ -172,35 +180,124 @@ is_status is_store_add_facts(is_store *store, int64_t scope, const is_fact *fact
     return status;
 }
 
-/* ------------------------------------------------------------ reading */
+/* ------------------------------------------------------------ walking over a scope */
 
-is_status is_store_list(is_store *store, int64_t scope, int64_t after, size_t limit, is_fact_list **out, is_error *err)
+/*
+ * A scope's facts as they were added and the newest editions of those that were changed, both by rising id of the fact.
+ * One walk over them is enough, and a fact that was never changed costs nothing more than its own row.
+ */
+typedef struct walk {
+    sqlite3_stmt *facts, *editions; /* the same columns, the fact's id first */
+    int64_t changed;                /* the fact whose edition is at hand, INT64_MAX behind the last */
+} walk;
+
+#define NEWEST                                                                                                         \
+    " FROM edition e WHERE e.scope = ?1 AND e.fact > ?2 AND NOT EXISTS(SELECT 1 FROM edition n"                        \
+    " WHERE n.scope = e.scope AND n.fact = e.fact AND n.id > e.id) ORDER BY e.fact"
+
+static is_status next_edition(is_store *store, walk *w, is_error *err)
 {
-    *out = NULL;
-    sqlite3_stmt *stmt = NULL;
-    int64_t at_most = limit > INT64_MAX ? INT64_MAX : (int64_t)limit;
-    is_db_lock(store);
-    is_status status =
-        is_db_query(store, &stmt, err,
-                    "SELECT " IS_FACT_COLUMNS " FROM fact f WHERE f.scope = ? AND f.id > ? ORDER BY f.id LIMIT ?",
-                    "iii", scope, after, at_most);
-    if (status == IS_OK) status = is_fact_list_read(store, stmt, out, err);
-    is_db_unlock(store);
+    bool row = false;
+    is_status status = is_db_step(store, w->editions, &row, err);
+    w->changed = row ? sqlite3_column_int64(w->editions, 0) : INT64_MAX;
     return status;
 }
 
-is_status is_store_get(is_store *store, int64_t scope, const int64_t *ids, size_t n, is_fact_list **out, is_error *err)
+static void walk_end(walk *w)
 {
+    if (w->editions != NULL) is_db_end(w->editions);
+    if (w->facts != NULL) is_db_end(w->facts);
+}
+
+/* facts: ?1 scope, ?2 after, ?3 limit; editions: ?1 and ?2.  On failure there is nothing to end. */
+static is_status walk_begin(is_store *store, const char *facts, const char *editions, int64_t scope, int64_t after,
+                            int64_t limit, walk *w, is_error *err)
+{
+    *w = (walk){NULL, NULL, 0};
+    is_status status = is_db_query(store, &w->facts, err, facts, "iii", scope, after, limit);
+    if (status != IS_OK) return status;
+    status = is_db_query(store, &w->editions, err, editions, "ii", scope, after);
+    if (status == IS_OK) status = next_edition(store, w, err);
+    if (status != IS_OK) walk_end(w);
+    return status;
+}
+
+/* *row: the statement that stands on what the next fact says now, NULL behind the last one. */
+static is_status walk_next(is_store *store, walk *w, sqlite3_stmt **row, is_error *err)
+{
+    bool more = false;
+    *row = NULL;
+    is_status status = is_db_step(store, w->facts, &more, err);
+    if (status != IS_OK || !more) return status;
+    int64_t id = sqlite3_column_int64(w->facts, 0);
+    while (status == IS_OK && w->changed < id) status = next_edition(store, w, err);
+    *row = w->changed == id ? w->editions : w->facts;
+    return status;
+}
+
+/* ------------------------------------------------------------ reading */
+
+static is_status list_rows(is_store *store, walk *w, is_fact_list *list, is_error *err)
+{
+    sqlite3_stmt *row = NULL;
+    for (;;) {
+        is_status status = walk_next(store, w, &row, err);
+        if (status != IS_OK || row == NULL) return status;
+        status = is_fact_list_add_row(list, row, err);
+        if (status != IS_OK) return status;
+    }
+}
+
+is_status is_store_list(is_store *store, int64_t scope, int64_t after, size_t limit, is_fact_list **out, is_error *err)
+{
+    static const char FACTS[] = "SELECT id, text, source, time, metadata, created FROM fact"
+                                " WHERE scope = ?1 AND id > ?2 ORDER BY id LIMIT ?3";
+    static const char EDITIONS[] = "SELECT e.fact, e.text, e.source, e.time, e.metadata,"
+                                   " (SELECT created FROM fact WHERE id = e.fact)" NEWEST;
     *out = NULL;
     is_fact_list *list = NULL;
     is_status status = is_fact_list_new(&list, err);
     if (status != IS_OK) return status;
+    walk w;
     is_db_lock(store);
+    status = walk_begin(store, FACTS, EDITIONS, scope, after, limit > INT64_MAX ? INT64_MAX : (int64_t)limit, &w, err);
+    if (status == IS_OK) {
+        status = list_rows(store, &w, list, err);
+        walk_end(&w);
+    }
+    is_db_unlock(store);
+    if (status == IS_OK) {
+        *out = list;
+    } else {
+        is_fact_list_free(list);
+    }
+    return status;
+}
+
+/* Whether a fact of the scope was ever changed; where none was, no fact's editions need to be looked for. */
+static is_status has_editions(is_store *store, int64_t scope, bool *any, is_error *err)
+{
+    int64_t one = 0;
+    return is_db_int(store, &one, any, err, "SELECT 1 FROM edition WHERE scope = ? LIMIT 1", "i", scope);
+}
+
+#define OF_SCOPE " WHERE f.id = ? AND f.scope = ?"
+
+is_status is_store_get(is_store *store, int64_t scope, const int64_t *ids, size_t n, is_fact_list **out, is_error *err)
+{
+    static const char FIRST[] = "SELECT f.id, f.text, f.source, f.time, f.metadata, f.created FROM fact f" OF_SCOPE;
+    static const char NOW[] = "SELECT " IS_FACT_COLUMNS " FROM fact f" IS_FACT_EDITION OF_SCOPE;
+    *out = NULL;
+    bool edited = false;
+    is_fact_list *list = NULL;
+    is_status status = is_fact_list_new(&list, err);
+    if (status != IS_OK) return status;
+    is_db_lock(store);
+    status = has_editions(store, scope, &edited, err);
     for (size_t i = 0; i < n && status == IS_OK; i++) {
         sqlite3_stmt *stmt = NULL;
         bool row = false;
-        status = is_db_query(store, &stmt, err, "SELECT " IS_FACT_COLUMNS " FROM fact f WHERE f.id = ? AND f.scope = ?",
-                             "ii", ids[i], scope);
+        status = is_db_query(store, &stmt, err, edited ? NOW : FIRST, "ii", ids[i], scope);
         if (status != IS_OK) break;
         status = is_db_step(store, stmt, &row, err);
         if (status == IS_OK && row) status = is_fact_list_add_row(list, stmt, err);
@@ -249,17 +346,21 @@ static is_status open_filter(const is_filter *filter, is_filter *all, json_t **w
 is_status is_store_filter(is_store *store, int64_t scope, const is_filter *filter, const int64_t *ids, size_t n,
                           int64_t *out, size_t *n_out, is_error *err)
 {
+    static const char FIRST[] = "SELECT f.id, f.time, f.metadata FROM fact f" OF_SCOPE;
+    static const char NOW[] =
+        "SELECT f.id, " IS_SAYS("time") ", " IS_SAYS("metadata") " FROM fact f" IS_FACT_EDITION OF_SCOPE;
     *n_out = 0;
     is_filter all;
     json_t *wanted = NULL;
+    bool edited = false;
     is_status status = open_filter(filter, &all, &wanted, err);
     if (status != IS_OK) return status;
     is_db_lock(store);
+    status = has_editions(store, scope, &edited, err);
     for (size_t i = 0; i < n && status == IS_OK; i++) {
         sqlite3_stmt *stmt = NULL;
         bool row = false;
-        status = is_db_query(store, &stmt, err, "SELECT id, time, metadata FROM fact WHERE id = ? AND scope = ?", "ii",
-                             ids[i], scope);
+        status = is_db_query(store, &stmt, err, edited ? NOW : FIRST, "ii", ids[i], scope);
         if (status != IS_OK) break;
         status = is_db_step(store, stmt, &row, err);
         if (status == IS_OK && row && passes(&all, wanted, stmt)) out[(*n_out)++] = ids[i];
@@ -270,56 +371,50 @@ is_status is_store_filter(is_store *store, int64_t scope, const is_filter *filte
     return status;
 }
 
-static is_status filter_rows(is_store *store, sqlite3_stmt *stmt, const is_filter *filter, const json_t *wanted,
-                             int64_t **out, size_t *n_out, is_error *err)
+static is_status filter_rows(is_store *store, walk *w, const is_filter *filter, const json_t *wanted, int64_t **ids,
+                             size_t *n, is_error *err)
 {
-    int64_t *ids = NULL;
-    size_t used = 0;
-    size_t capacity = 0;
-    is_status status = IS_OK;
-    bool row = true;
+    sqlite3_stmt *row = NULL;
     for (;;) {
-        status = is_db_step(store, stmt, &row, err);
-        if (status != IS_OK || !row) break;
-        if (!passes(filter, wanted, stmt)) continue;
-        if (used == capacity) {
-            capacity = capacity == 0 ? 64 : capacity * 2;
-            int64_t *grown = realloc(ids, capacity * sizeof *grown);
-            if (grown == NULL) {
-                status = is_fail(err, IS_ENOMEM, "out of memory for a list of facts");
-                break;
-            }
-            ids = grown;
+        is_status status = walk_next(store, w, &row, err);
+        if (status != IS_OK || row == NULL) return status;
+        if (!passes(filter, wanted, row)) continue;
+        if ((*n & (*n - 1)) == 0) { /* capacity is the next power of two */
+            int64_t *grown = realloc(*ids, (*n == 0 ? 1 : *n * 2) * sizeof *grown);
+            if (grown == NULL) return is_fail(err, IS_ENOMEM, "out of memory for a list of facts");
+            *ids = grown;
         }
-        ids[used++] = sqlite3_column_int64(stmt, 0);
+        (*ids)[(*n)++] = sqlite3_column_int64(row, 0);
     }
-    if (status != IS_OK) {
-        free(ids);
-        return status;
-    }
-    *out = ids;
-    *n_out = used;
-    return IS_OK;
 }
 
 is_status is_store_filter_all(is_store *store, int64_t scope, const is_filter *filter, int64_t **out, size_t *n_out,
                               is_error *err)
 {
+    static const char FACTS[] = "SELECT id, time, metadata FROM fact WHERE scope = ?1 AND id > ?2 ORDER BY id LIMIT ?3";
+    static const char EDITIONS[] = "SELECT e.fact, e.time, e.metadata" NEWEST;
     *out = NULL;
     *n_out = 0;
     is_filter all;
     json_t *wanted = NULL;
     is_status status = open_filter(filter, &all, &wanted, err);
     if (status != IS_OK) return status;
-    sqlite3_stmt *stmt = NULL;
+    int64_t *ids = NULL;
+    size_t n = 0;
+    walk w;
     is_db_lock(store);
-    status =
-        is_db_query(store, &stmt, err, "SELECT id, time, metadata FROM fact WHERE scope = ? ORDER BY id", "i", scope);
+    status = walk_begin(store, FACTS, EDITIONS, scope, 0, INT64_MAX, &w, err);
     if (status == IS_OK) {
-        status = filter_rows(store, stmt, &all, wanted, out, n_out, err);
-        is_db_end(stmt);
+        status = filter_rows(store, &w, &all, wanted, &ids, &n, err);
+        walk_end(&w);
     }
     is_db_unlock(store);
     json_decref(wanted);
+    if (status == IS_OK) {
+        *out = ids;
+        *n_out = n;
+    } else {
+        free(ids);
+    }
     return status;
 }

@@ -1,10 +1,10 @@
 /*
  * Forgetting.
  *
- * One transaction blanks the texts and vectors (db.c says why rows are not deleted), deletes the words, and deletes
- * every chunk of the facts and every chunk that was made behind one of them.  Then the WAL, which still has the pages
- * as they were, is emptied into the database, and the files are unlinked.  When a process dies in between, the next
- * open empties the WAL and unlinks what has no row.
+ * One transaction blanks the texts, with all their editions, and the vectors (db.c says why rows are not deleted),
+ * deletes the words, and deletes every chunk of the facts and every chunk that was made behind one of them.  Then the
+ * WAL, which still has the pages as they were, is emptied into the database, and the files are unlinked.  When a
+ * process dies in between, the next open empties the WAL and unlinks what has no row.
  */
 #include "store_internal.h"
 
@@ -18,8 +18,9 @@ static is_status text_of(is_store *store, int64_t scope, int64_t fact, char buf[
                          is_error *err)
 {
     sqlite3_stmt *stmt = NULL;
-    is_status status =
-        is_db_query(store, &stmt, err, "SELECT text FROM fact WHERE id = ? AND scope = ?", "ii", fact, scope);
+    is_status status = is_db_query(
+        store, &stmt, err, "SELECT " IS_SAYS("text") " FROM fact f" IS_FACT_EDITION " WHERE f.id = ? AND f.scope = ?",
+        "ii", fact, scope);
     if (status != IS_OK) return status;
     status = is_db_step(store, stmt, there, err);
     if (*there) {
@@ -34,31 +35,19 @@ static is_status text_of(is_store *store, int64_t scope, int64_t fact, char buf[
 
 static is_status blank_fact(is_store *store, int64_t scope, int64_t fact, int64_t *blanked, is_error *err)
 {
-    int64_t vectors = 0;
-    is_status status = is_db_run(store, &vectors, err,
-                                 "UPDATE embedding SET scope = NULL, fact = NULL, embedder = NULL, vector = NULL"
-                                 " WHERE scope = ? AND fact = ?",
-                                 "ii", scope, fact);
+    int64_t editions = 0;
+    is_status status = is_vectors_blank(store, scope, fact, blanked, err);
+    if (status == IS_OK)
+        status = is_db_run(store, &editions, err,
+                           "UPDATE edition SET scope = NULL, fact = NULL, text = NULL, source = NULL, time = NULL,"
+                           " metadata = NULL, created = NULL WHERE scope = ? AND fact = ?",
+                           "ii", scope, fact);
     if (status == IS_OK)
         status = is_db_run(store, NULL, err,
                            "UPDATE fact SET scope = NULL, text = NULL, source = NULL, time = NULL, metadata = NULL,"
                            " created = NULL WHERE id = ?",
                            "i", fact);
-    *blanked += vectors + 1;
-    return status;
-}
-
-/* Chunks of the fact and behind it, deleted at once so that the next fact does not list them again. */
-static is_status delete_chunks(is_store *store, int64_t fact, is_chunk_rows_list *chunks, is_error *err)
-{
-    size_t before = chunks->n;
-    sqlite3_stmt *stmt = NULL;
-    is_status status = is_db_query(store, &stmt, err,
-                                   "SELECT " IS_CHUNK_COLUMNS " FROM chunk c WHERE c.fact = ?1"
-                                   " OR c.id IN (SELECT chunk FROM chunk_fact WHERE fact = ?1)",
-                                   "i", fact);
-    if (status == IS_OK) status = is_index_read(store, stmt, chunks, err);
-    if (status == IS_OK) status = is_index_delete(store, chunks->rows + before, chunks->n - before, err);
+    *blanked += editions + 1;
     return status;
 }
 
@@ -72,7 +61,7 @@ static is_status forget_facts(is_store *store, int64_t scope, const int64_t *ids
         status = text_of(store, scope, ids[i], text, &there, err);
         if (status != IS_OK || !there) continue;
         status = is_words_remove(store, scope, ids[i], text, err);
-        if (status == IS_OK) status = delete_chunks(store, ids[i], chunks, err);
+        if (status == IS_OK) status = is_index_delete_fact(store, ids[i], true, chunks, err);
         if (status == IS_OK) status = blank_fact(store, scope, ids[i], blanked, err);
         (*forgotten)++;
     }
@@ -93,6 +82,8 @@ static is_status forget_scope(is_store *store, int64_t scope, size_t *forgotten,
         "UPDATE embedding SET scope = NULL, fact = NULL, embedder = NULL, vector = NULL WHERE scope = ?",
         "UPDATE turn SET scope = NULL, key = NULL, session_key = NULL, id = NULL, session = NULL, speaker = NULL,"
         " text = NULL, time = NULL WHERE scope = ?",
+        "UPDATE edition SET scope = NULL, fact = NULL, text = NULL, source = NULL, time = NULL, metadata = NULL,"
+        " created = NULL WHERE scope = ?",
         "UPDATE fact SET scope = NULL, text = NULL, source = NULL, time = NULL, metadata = NULL, created = NULL"
         " WHERE scope = ?"};
     sqlite3_stmt *stmt = NULL;

@@ -54,8 +54,9 @@ is_status is_store_pending(is_store *store, int64_t scope, const is_chunk_key *k
                            is_fact_list **facts, int64_t **scopes, is_error *err)
 {
 #define PENDING(WHOSE)                                                                                                 \
-    "SELECT " IS_FACT_COLUMNS ", f.scope FROM fact f LEFT JOIN chunk c ON c.fact = f.id AND c.key = ?1"                \
-    " WHERE f.scope " WHOSE " AND f.id > ?2 AND c.id IS NULL ORDER BY f.id LIMIT ?3"
+    "SELECT " IS_FACT_COLUMNS                                                                                          \
+    ", f.scope FROM fact f LEFT JOIN chunk c ON c.fact = f.id AND c.key = ?1" IS_FACT_EDITION " WHERE f.scope " WHOSE  \
+    " AND f.id > ?2 AND c.id IS NULL ORDER BY f.id LIMIT ?3"
     uint8_t hash[IS_KEY_BYTES];
     is_key_hash(key, hash);
     int64_t at_most = limit > INT64_MAX ? INT64_MAX : (int64_t)limit;
@@ -66,10 +67,11 @@ is_status is_store_pending(is_store *store, int64_t scope, const is_chunk_key *k
     is_status status = is_fact_list_new(&list, err);
     if (status != IS_OK) return status;
     is_db_lock(store);
-    if (scope == 0) {
+    status = is_db_newest_edition(store, &store->texts_read, err);
+    if (status == IS_OK && scope == 0) {
         status = is_db_query(store, &stmt, err, PENDING("IS NOT NULL"), "bii", (const void *)hash, sizeof hash, after,
                              at_most);
-    } else {
+    } else if (status == IS_OK) {
         status = is_db_query(store, &stmt, err, PENDING("= ?4"), "biii", (const void *)hash, sizeof hash, after,
                              at_most, scope);
     }

@@ -66,7 +66,8 @@ is_status is_store_add_turns(is_store *store, int64_t scope, const is_turn *turn
 /* Facts of a scope by rising id: at most limit, ids > after.  The states are all IS_FACT_PENDING: what is ready
  * depends on the engine, see is_store_ready. */
 is_status is_store_list(is_store *store, int64_t scope, int64_t after, size_t limit, is_fact_list **out, is_error *err);
-/* These facts, in this order; an id that is not there (forgotten meanwhile) is left out. */
+/* These facts, in this order; an id that is not there (forgotten meanwhile) is left out.  A changed fact says here, as
+ * everywhere, what it says since its last change. */
 is_status is_store_get(is_store *store, int64_t scope, const int64_t *ids, size_t n, is_fact_list **out, is_error *err);
 /* Of the given ids those whose fact is there and passes the filter (time range; metadata members equal; NULL: all),
  * order kept.  A fact without a time passes only where both ends are open.  n_out <= n.  IS_EINVAL when the filter's
@@ -76,6 +77,21 @@ is_status is_store_filter(is_store *store, int64_t scope, const is_filter *filte
 /* As is_store_filter, over all facts of the scope; *out: free(). */
 is_status is_store_filter_all(is_store *store, int64_t scope, const is_filter *filter, int64_t **out, size_t *n_out,
                               is_error *err);
+
+/*
+ * Changes a fact in one durable transaction: as is_change_fact.  embedding: [dim] of change->text as f16, or NULL; it
+ * is kept only if the text becomes another one.  The vectors of another text are blanked, its words are replaced, and
+ * its chunk and every chunk that was made behind it are deleted; so are the chunks of another time, and of another
+ * source the fact's own.  A change that changes nothing leaves no edition.
+ */
+is_status is_store_change_fact(is_store *store, int64_t scope, int64_t id, const is_fact *change,
+                               const uint16_t *embedding, uint32_t dim, const char *embedder, is_error *err);
+/* As is_history. */
+is_status is_store_history(is_store *store, int64_t scope, int64_t id, is_edition_list **out, is_error *err);
+/* As is_list_scopes and is_scope_of. */
+is_status is_store_list_scopes(is_store *store, const char *tenant, int64_t after, size_t limit, is_scope_info **out,
+                               size_t *n, is_error *err);
+is_status is_store_scope_of(is_store *store, const char *tenant, int64_t fact, is_scope_info **out, is_error *err);
 
 typedef struct is_turn_list {
     size_t n;
@@ -88,11 +104,11 @@ is_status is_store_window(is_store *store, int64_t scope, const char *turn_id, u
                           is_error *err);
 
 /*
- * Forgets facts (n 0: the whole scope, turns included; the scope's own names stay): texts, embeddings, words,
- * chunks, files, memory; and every chunk that depended on one of them.  When it returns, no page of database or WAL
- * holds text or embedding any more (db.c says how).  A pinned chunk's memory goes when it is unpinned; it is not found
- * again.  ids that are not there are passed over.  *forgotten: facts that were removed, may be NULL.  IS_EIO after
- * the removal when the WAL could not be emptied: forgetting anything, or opening the store again, ends it.
+ * Forgets facts (n 0: the whole scope, turns included; the scope's own names stay): texts and their earlier editions,
+ * embeddings, words, chunks, files, memory; and every chunk that depended on one of them.  When it returns, no page of
+ * database or WAL holds text or embedding any more (db.c says how).  A pinned chunk's memory goes when it is unpinned;
+ * it is not found again.  ids that are not there are passed over.  *forgotten: facts that were removed, may be NULL.
+ * IS_EIO after the removal when the WAL could not be emptied: forgetting anything, or opening the store again, ends it.
  */
 is_status is_store_forget(is_store *store, int64_t scope, const int64_t *ids, size_t n, size_t *forgotten,
                           is_error *err);
@@ -109,8 +125,13 @@ is_status is_store_unembedded(is_store *store, int64_t scope, const char *embedd
 /* Adds or replaces; facts that are not there (forgotten meanwhile) are passed over. */
 is_status is_store_put_embeddings(is_store *store, const int64_t *fact_ids, const uint16_t *vectors, size_t n,
                                   uint32_t dim, const char *embedder, is_error *err);
-/* A number that changes whenever facts of this scope are added, embedded or forgotten: the memory index asks it before
- * each search.  *removed changes only when facts were forgotten. Kept in memory; cheap. */
+/* As is_store_put_embeddings for facts as they were read, vectors [facts->n][dim]; facts whose text has been changed
+ * since are passed over. */
+is_status is_store_put_embeddings_of(is_store *store, const is_fact_list *facts, const uint16_t *vectors, uint32_t dim,
+                                     const char *embedder, is_error *err);
+/* A number that changes whenever facts of this scope are added, embedded, forgotten or get another text or time: the
+ * memory index asks it before each search.  *removed changes only when what was made of a fact must not be used any
+ * more: it was forgotten, or its text or time was changed.  Kept in memory; cheap. */
 void is_store_generation(is_store *store, int64_t scope, uint64_t *any, uint64_t *removed);
 
 typedef struct is_hit {
@@ -140,8 +161,9 @@ typedef struct is_chunk_key {
  * Stores a sealed chunk for a fact (fact_id 0: the scope-free header chunk, scope 0), durably, and keeps it
  * in the host tier.  The bytes are copied.  deps: ids of the facts of the same scope whose text stood in front when
  * it was made [n_deps].  An older chunk of the same fact is replaced and its file deleted.  IS_ENOTFOUND, and nothing
- * is stored, when the fact or a dep has been forgotten meanwhile.  IS_EINVAL: a fingerprint other than the key's, or
- * a header chunk with a scope or deps, since everybody shares it.  IS_ECORRUPT: not a sealed chunk.
+ * is stored, when the fact or a dep has been forgotten meanwhile, or changed since is_store_pending was last called (by
+ * anyone: one encodes at a time), behind which the texts of a chunk are read.  IS_EINVAL: a fingerprint other than the
+ * key's, or a header chunk with a scope or deps, since everybody shares it.  IS_ECORRUPT: not a sealed chunk.
  */
 is_status is_store_put_chunk(is_store *store, int64_t scope, int64_t fact_id, const is_chunk_key *key,
                              const void *bytes, size_t size, const int64_t *deps, size_t n_deps, is_error *err);
@@ -166,7 +188,8 @@ void is_store_unpin(is_store *store, is_pin **pins, size_t n); /* NULLs are pass
 is_status is_store_ready(is_store *store, int64_t scope, const int64_t *fact_ids, size_t n, const is_chunk_key *key,
                          bool *ready, is_error *err);
 /* Facts without a chunk of this key: at most limit, by rising id, ids > after; scope 0: any scope, and scopes[i] says
- * which. *facts: is_fact_list_free; *scopes: free(). */
+ * which.  Chunks of texts that are read from here on can be stored, see is_store_put_chunk.  *facts: is_fact_list_free;
+ * *scopes: free(). */
 is_status is_store_pending(is_store *store, int64_t scope, const is_chunk_key *key, int64_t after, size_t limit,
                            is_fact_list **facts, int64_t **scopes, is_error *err);
 /* How many facts stood in front of each of these facts when its chunk of this key was made; -1: no such chunk. */

@@ -41,7 +41,8 @@ struct is_store {
     pthread_mutex_t generation_mutex;
     is_generation *generations; /* [n_generations], by scope */
     size_t n_generations;
-    uint64_t unplaced; /* changes of scopes that there was no memory to count for */
+    uint64_t unplaced;  /* changes of scopes that there was no memory to count for */
+    int64_t texts_read; /* the newest edition of any fact when is_store_pending was last asked; under db_mutex */
 };
 
 /* ------------------------------------------------------------ db.c: the connection */
@@ -71,6 +72,8 @@ is_status is_db_commit(is_store *store, is_error *err); /* rolls back when it fa
 void is_db_rollback(is_store *store);
 /* Empties the WAL into the database, so that no page of either holds an old version. */
 is_status is_db_truncate_wal(is_store *store, is_error *err);
+/* The highest id that an edition has had, 0 for none. */
+is_status is_db_newest_edition(is_store *store, int64_t *id, is_error *err);
 /* Rebuilds the database when more rows of it are blank than used, see db.c. */
 is_status is_db_compact(is_store *store, is_error *err);
 
@@ -85,13 +88,22 @@ static inline void is_db_unlock(is_store *store)
 
 /* ------------------------------------------------------------ store.c */
 
-/* Facts of this scope were added or embedded; removed: forgotten. */
+/* Facts of this scope were added or embedded; removed: forgotten, or their text or time was changed. */
 void is_generation_bump(is_store *store, int64_t scope, bool removed);
 
 /* ------------------------------------------------------------ facts.c */
 
 #define IS_FACT_MAX_BYTES 4096
-#define IS_FACT_COLUMNS   "f.id, f.text, f.source, f.time, f.metadata, f.created"
+
+/*
+ * What a fact says now: the columns of "FROM fact f" with this join behind it.  e is the newest edition of a fact that
+ * was changed.
+ */
+#define IS_FACT_EDITION                                                                                                \
+    " LEFT JOIN edition e ON e.id = (SELECT max(id) FROM edition WHERE scope = f.scope AND fact = f.id)"
+#define IS_SAYS(COLUMN) "iif(e.id IS NULL, f." COLUMN ", e." COLUMN ")"
+#define IS_FACT_COLUMNS                                                                                                \
+    "f.id," IS_SAYS("text") "," IS_SAYS("source") "," IS_SAYS("time") "," IS_SAYS("metadata") ",f.created"
 
 /* A list that grows; every string in it is allocated by itself. */
 is_status is_fact_list_new(is_fact_list **out, is_error *err);
@@ -103,6 +115,10 @@ is_status is_fact_list_read(is_store *store, sqlite3_stmt *stmt, is_fact_list **
 is_status is_column_text(sqlite3_stmt *stmt, int column, const char **out, is_error *err);
 /* IS_EINVAL when the text is no UTF-8; NULL is fine. */
 is_status is_check_text(const char *what, const char *text, is_error *err);
+/* Whether this can be stored as a fact; a change may have no text. */
+is_status is_check_fact(const is_fact *fact, bool change, is_error *err);
+/* The text of a fact that was checked, with blanks for line breaks. */
+void is_one_line(const char *text, char line[IS_FACT_MAX_BYTES + 1]);
 
 /* ------------------------------------------------------------ vectors.c */
 
@@ -110,6 +126,8 @@ is_status is_check_text(const char *what, const char *text, is_error *err);
 is_status is_embedder_id(is_store *store, const char *embedder, uint32_t dim, bool create, int64_t *id, is_error *err);
 is_status is_vector_put(is_store *store, int64_t scope, int64_t fact, int64_t embedder, const uint16_t *vector,
                         uint32_t dim, is_error *err);
+/* Blanks the fact's vectors of every model and adds to *blanked how many those were. */
+is_status is_vectors_blank(is_store *store, int64_t scope, int64_t fact, int64_t *blanked, is_error *err);
 
 /* ------------------------------------------------------------ words.c: the word index */
 
@@ -184,6 +202,9 @@ void is_index_read_row(sqlite3_stmt *stmt, is_chunk_row *row);
 is_status is_index_read(is_store *store, sqlite3_stmt *stmt, is_chunk_rows_list *list, is_error *err);
 /* Deletes the rows in the transaction at hand and drops their tier entries. */
 is_status is_index_delete(is_store *store, const is_chunk_row *rows, size_t n, is_error *err);
+/* The same for the chunk of a fact and, behind true, for every chunk that was made behind it.  Appends the rows to the
+ * list, for is_files_unlink after the commit. */
+is_status is_index_delete_fact(is_store *store, int64_t fact, bool behind, is_chunk_rows_list *list, is_error *err);
 /* Takes one chunk out of index, tier and folder.  *there false: it had been replaced or dropped before.  Takes the
  * locks itself. */
 is_status is_chunks_drop(is_store *store, const is_chunk_row *row, bool *there, is_error *err);

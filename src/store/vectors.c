@@ -31,6 +31,17 @@ is_status is_vector_put(is_store *store, int64_t scope, int64_t fact, int64_t em
                      "iiib", scope, fact, embedder, bytes, (size_t)dim * sizeof *vector);
 }
 
+is_status is_vectors_blank(is_store *store, int64_t scope, int64_t fact, int64_t *blanked, is_error *err)
+{
+    int64_t vectors = 0;
+    is_status status = is_db_run(store, &vectors, err,
+                                 "UPDATE embedding SET scope = NULL, fact = NULL, embedder = NULL, vector = NULL"
+                                 " WHERE scope = ? AND fact = ?",
+                                 "ii", scope, fact);
+    *blanked += vectors;
+    return status;
+}
+
 /* Columns fact, vector.  Grows both arrays to the rows that there are. */
 static is_status read_vectors(is_store *store, sqlite3_stmt *stmt, size_t n_rows, uint32_t dim, int64_t *ids,
                               uint16_t *vectors, size_t *n, is_error *err)
@@ -100,33 +111,46 @@ is_status is_store_unembedded(is_store *store, int64_t scope, const char *embedd
     sqlite3_stmt *stmt = NULL;
     is_db_lock(store);
     is_status status = is_db_query(store, &stmt, err,
-                                   "SELECT " IS_FACT_COLUMNS " FROM fact f WHERE f.scope = ? AND NOT EXISTS(SELECT 1"
-                                   " FROM embedding e JOIN embedder m ON m.id = e.embedder WHERE e.scope = f.scope AND"
-                                   " e.fact = f.id AND m.name = ?) ORDER BY f.id LIMIT ?",
+                                   "SELECT " IS_FACT_COLUMNS " FROM fact f" IS_FACT_EDITION
+                                   " WHERE f.scope = ? AND NOT EXISTS(SELECT 1 FROM embedding v JOIN embedder m"
+                                   " ON m.id = v.embedder WHERE v.scope = f.scope AND v.fact = f.id AND m.name = ?)"
+                                   " ORDER BY f.id LIMIT ?",
                                    "iti", scope, embedder, limit > INT64_MAX ? INT64_MAX : (int64_t)limit);
     if (status == IS_OK) status = is_fact_list_read(store, stmt, out, err);
     is_db_unlock(store);
     return status;
 }
 
-/* scopes [n]: the facts' scopes, 0 where there is no such fact any more. */
-static is_status put_all(is_store *store, const int64_t *fact_ids, const uint16_t *vectors, size_t n, uint32_t dim,
-                         const char *embedder, int64_t *scopes, is_error *err)
+typedef struct embedded {
+    const int64_t *ids;       /* [n] */
+    const is_fact_list *read; /* [n] the facts as they were read, or NULL: whatever they say now */
+    const uint16_t *vectors;  /* [n][dim] */
+    size_t n;
+    uint32_t dim;
+    const char *embedder;
+} embedded;
+
+/* scopes [n]: the facts' scopes, 0 where there is no such fact any more or it does not say the same any more. */
+static is_status put_all(is_store *store, const embedded *in, int64_t *scopes, is_error *err)
 {
     int64_t model = 0;
-    is_status status = is_embedder_id(store, embedder, dim, true, &model, err);
-    for (size_t i = 0; i < n && status == IS_OK; i++) {
-        status = is_db_int(store, &scopes[i], NULL, err, "SELECT scope FROM fact WHERE id = ?", "i", fact_ids[i]);
+    is_status status = is_embedder_id(store, in->embedder, in->dim, true, &model, err);
+    for (size_t i = 0; i < in->n && status == IS_OK; i++) {
+        const char *text = in->read != NULL ? in->read->facts[i].text : NULL;
+        status = is_db_int(store, &scopes[i], NULL, err,
+                           "SELECT f.scope FROM fact f" IS_FACT_EDITION
+                           " WHERE f.id = ?1 AND (?2 IS NULL OR " IS_SAYS("text") " = ?2)",
+                           "it", in->ids[i], text);
         if (status == IS_OK && scopes[i] != 0)
-            status = is_vector_put(store, scopes[i], fact_ids[i], model, vectors + i * dim, dim, err);
+            status = is_vector_put(store, scopes[i], in->ids[i], model, in->vectors + i * in->dim, in->dim, err);
     }
     return status;
 }
 
-is_status is_store_put_embeddings(is_store *store, const int64_t *fact_ids, const uint16_t *vectors, size_t n,
-                                  uint32_t dim, const char *embedder, is_error *err)
+static is_status put(is_store *store, const embedded *in, is_error *err)
 {
-    if (embedder == NULL || dim == 0)
+    size_t n = in->n;
+    if (in->embedder == NULL || in->dim == 0)
         return is_fail(err, IS_EINVAL, "embeddings were given without the name or width of their model");
     if (n == 0) return IS_OK;
     int64_t *scopes = calloc(n, sizeof *scopes);
@@ -134,7 +158,7 @@ is_status is_store_put_embeddings(is_store *store, const int64_t *fact_ids, cons
     is_db_lock(store);
     is_status status = is_db_begin(store, err);
     if (status == IS_OK) {
-        status = put_all(store, fact_ids, vectors, n, dim, embedder, scopes, err);
+        status = put_all(store, in, scopes, err);
         if (status == IS_OK) {
             status = is_db_commit(store, err);
         } else {
@@ -145,5 +169,22 @@ is_status is_store_put_embeddings(is_store *store, const int64_t *fact_ids, cons
     for (size_t i = 0; i < n && status == IS_OK; i++)
         if (scopes[i] != 0 && (i == 0 || scopes[i] != scopes[i - 1])) is_generation_bump(store, scopes[i], false);
     free(scopes);
+    return status;
+}
+
+is_status is_store_put_embeddings(is_store *store, const int64_t *fact_ids, const uint16_t *vectors, size_t n,
+                                  uint32_t dim, const char *embedder, is_error *err)
+{
+    return put(store, &(embedded){fact_ids, NULL, vectors, n, dim, embedder}, err);
+}
+
+is_status is_store_put_embeddings_of(is_store *store, const is_fact_list *facts, const uint16_t *vectors, uint32_t dim,
+                                     const char *embedder, is_error *err)
+{
+    int64_t *ids = malloc((facts->n + 1) * sizeof *ids);
+    if (ids == NULL) return is_fail(err, IS_ENOMEM, "out of memory for %zu embeddings", facts->n);
+    for (size_t i = 0; i < facts->n; i++) ids[i] = facts->facts[i].id;
+    is_status status = put(store, &(embedded){ids, facts, vectors, facts->n, dim, embedder}, err);
+    free(ids);
     return status;
 }

@@ -132,8 +132,10 @@ static is_status rebuild_rows(is_store *store, is_error *err)
     sqlite3_stmt *stmt = NULL;
     bool row = true;
     if (status == IS_OK)
-        status =
-            is_db_query(store, &stmt, err, "SELECT id, scope, text FROM fact WHERE scope IS NOT NULL ORDER BY id", "");
+        status = is_db_query(store, &stmt, err,
+                             "SELECT f.id, f.scope, " IS_SAYS("text") " FROM fact f" IS_FACT_EDITION
+                                                                      " WHERE f.scope IS NOT NULL ORDER BY f.id",
+                             "");
     if (status != IS_OK) return status;
     for (;;) {
         status = is_db_step(store, stmt, &row, err);
@@ -214,8 +216,11 @@ is_status is_words_check(is_store *store, uint64_t *bad, is_error *err)
     int64_t n_words = 0;
     sqlite3_stmt *stmt = NULL;
     bool row = true;
-    is_status status = is_db_query(store, &stmt, err,
-                                   "SELECT id, scope, text FROM fact WHERE scope IS NOT NULL ORDER BY scope, id", "");
+    is_status status =
+        is_db_query(store, &stmt, err,
+                    "SELECT f.id, f.scope, " IS_SAYS("text") " FROM fact f" IS_FACT_EDITION
+                                                             " WHERE f.scope IS NOT NULL ORDER BY f.scope, f.id",
+                    "");
     if (status != IS_OK) return status;
     for (;;) {
         status = is_db_step(store, stmt, &row, err);
