@@ -5,6 +5,7 @@
 #   make lint    formatting, clang's warnings, clang-tidy
 #   make bench   the figures of the README, measured here
 #   make         build build/inferscale with what is installed already
+#   make install what was built, with libraries and models, into PREFIX (/usr/local), below DESTDIR
 #
 # A variant is a folder of its own: build/release, build/asan (ASan + UBSan), build/tsan (TSan), build/fuzz
 # (libFuzzer, ASan, UBSan) and build/clang (clang's warnings).
@@ -12,11 +13,13 @@
 VARIANT ?= release
 B       := build/$(VARIANT)
 
+-include build/models.mk # CHAT_MODEL, EMBED_MODEL
 -include build/engine.mk # ENGINE_DIR: where scripts/setup.sh put the engine (headers in include, libraries in lib)
 
 clang_variants := fuzz clang
 CC       := $(if $(filter $(VARIANT),$(clang_variants)),clang,gcc)
-WARN     := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror
+CXX      := $(if $(filter $(VARIANT),$(clang_variants)),clang++,g++)
+WARN     := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-missing-field-initializers -Werror
 BASE     := -std=c11 -D_GNU_SOURCE -Iinclude -Isrc -isystem $(ENGINE_DIR)/include -ffp-contract=off -fno-math-errno -g -pthread \
             -DIS_ENGINE_BUILD='"$(firstword $(subst -, ,$(notdir $(ENGINE_DIR))))"'
 release  := -O2 -fno-semantic-interposition
@@ -24,22 +27,27 @@ asan     := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit
 tsan     := -O1 -fsanitize=thread -fno-omit-frame-pointer
 fuzz     := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 clang    := -O1
+# The one file that is C++ is the way into llama.cpp's C++ library.
+CXXBASE  := $(subst -std=c11,-std=c++17,$(BASE)) -isystem $(ENGINE_DIR)/include/llama-chat
+CXXFLAGS := $(CXXBASE) $(WARN) $($(VARIANT)) -fno-sanitize=vptr
 CFLAGS   := $(BASE) $(WARN) $($(VARIANT)) $(EXTRA_CFLAGS)
-LDFLAGS  := -pthread $($(VARIANT)) -L$(ENGINE_DIR)/lib -Wl,-rpath,$(ENGINE_DIR)/lib
-LDLIBS   := -Wl,--as-needed -lllama -lggml -lggml-base -lggml-cpu -lsqlite3 -ljansson -lxxhash -lm
+RPATH    := $(ENGINE_DIR)/lib
+LDFLAGS   = -pthread $($(VARIANT)) -L$(ENGINE_DIR)/lib -Wl,-rpath,'$(RPATH)'
+LDLIBS   := -Wl,--as-needed -lllama-chat -lllama -lggml -lggml-base -lggml-cpu -lsqlite3 -ljansson -lxxhash -lmicrohttpd -lgnutls -lstdc++ -lm
 
-LIB_SRC  := $(wildcard src/common/*.c src/kv/*.c src/store/*.c src/retrieve/*.c src/engine/*/*.c src/memory/*.c)
+LIB_SRC  := $(wildcard src/common/*.c src/kv/*.c src/store/*.c src/retrieve/*.c src/engine/*/*.c src/memory/*.c src/server/*.c)
+CXX_SRC  := $(wildcard src/engine/*/*.cpp)
 CLI_SRC  := $(wildcard src/cli/*.c)
 TEST_SRC := $(wildcard tests/test_*.c tests/crash_*.c)
 FUZZ_SRC := $(wildcard tests/fuzz_*.c)
-LIB_OBJ  := $(LIB_SRC:%.c=$(B)/%.o)
+LIB_OBJ  := $(LIB_SRC:%.c=$(B)/%.o) $(CXX_SRC:%.cpp=$(B)/%.o) $(B)/src/server/files.o
 CLI_OBJ  := $(CLI_SRC:%.c=$(B)/%.o)
 
 TESTS      := $(TEST_SRC:%.c=%)
-TSAN_TESTS := $(filter tests/test_scan tests/test_retrieve tests/test_store_chunks tests/test_engine_serve tests/test_memory,$(TESTS))
+TSAN_TESTS := $(filter tests/test_scan tests/test_retrieve tests/test_store_chunks tests/test_engine_serve tests/test_memory tests/test_memory_change tests/test_conversation,$(TESTS))
 PROGRAMS   := $(TESTS:%=build/asan/%) $(TESTS:%=build/release/%) $(TSAN_TESTS:%=build/tsan/%) $(FUZZ_SRC:%.c=build/fuzz/%)
 
-.PHONY: all demo test check bench setup setup-test lint format clean tests-of-variant
+.PHONY: all install demo test check bench setup setup-test lint format clean tests-of-variant
 .SECONDARY:
 
 all: build/inferscale
@@ -77,8 +85,28 @@ tests-of-variant: $(TESTS:%=$(B)/%)
 build/inferscale: build/release/inferscale
 	@ln -sf release/inferscale $@
 
-$(B)/inferscale: $(CLI_OBJ) $(B)/libinferscale.a
-	@$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+$(B)/inferscale $(B)/inferscale-install: $(CLI_OBJ) $(B)/libinferscale.a
+	@$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcurl
+
+# The installed program finds the engine's libraries from where it stands itself.
+$(B)/inferscale-install: RPATH := $$ORIGIN/../lib/inferscale
+
+PREFIX ?= /usr/local
+TO     := $(DESTDIR)$(PREFIX)
+DOC    := $(TO)/share/doc/inferscale
+
+install: $(B)/inferscale-install
+	install -d $(TO)/bin $(TO)/lib/inferscale $(TO)/lib/systemd/system $(TO)/lib/sysusers.d $(TO)/share/man/man1 \
+	    $(TO)/share/inferscale/models $(DOC)
+	install -m 755 $< $(TO)/bin/inferscale
+	cp -d --preserve=mode --remove-destination $(ENGINE_DIR)/lib/*.so.* $(ENGINE_DIR)/lib/libllama-chat.so $(TO)/lib/inferscale
+	install -m 644 $(CHAT_MODEL) $(EMBED_MODEL) $(TO)/share/inferscale/models
+	install -m 644 docs/inferscale.1 $(TO)/share/man/man1
+	install -m 644 packaging/config.json LICENSE $(DOC)
+	install -m 644 $(ENGINE_DIR)/LICENSE $(DOC)/LICENSE.llama.cpp
+	install -m 644 packaging/inferscale.sysusers $(TO)/lib/sysusers.d/inferscale.conf
+	sed 's|/usr/local|$(PREFIX)|' packaging/inferscale.service | \
+	    install -m 644 /dev/stdin $(TO)/lib/systemd/system/inferscale.service
 
 $(B)/libinferscale.a: $(LIB_OBJ)
 	@rm -f $@ && $(AR) rcs $@ $^
@@ -89,6 +117,16 @@ $(B)/%.o: %.c $(wildcard build/engine.mk)
 	@mkdir -p $(@D)
 	@echo "  $(VARIANT) $<"
 	@$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+
+$(B)/%.o: %.cpp $(wildcard build/engine.mk)
+	@mkdir -p $(@D)
+	@echo "  $(VARIANT) $<"
+	@$(CXX) $(CXXFLAGS) -MMD -MP -c -o $@ $<
+
+# The dashboard's files are part of the program.
+$(B)/src/server/files.o: src/server/files.S src/server/openapi.json $(wildcard src/server/web/*) build/chart.js
+	@mkdir -p $(@D)
+	@$(CC) -c -o $@ $<
 
 $(B)/examples/%: $(B)/examples/%.o $(B)/libinferscale.a
 	@$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
@@ -105,7 +143,7 @@ $(B)/src/%_avx2.o: CFLAGS += -mavx2 -mf16c -mfma
 $(B)/src/%_avx512.o: CFLAGS += -mavx512f -mavx512bw -mavx512vl -mavx512dq -mf16c -mfma
 endif
 
-FORMATTED := $(wildcard include/*.h src/*/*.[ch] src/*/*/*.[ch] tests/*.[ch] scripts/*.c examples/*.c)
+FORMATTED := $(wildcard include/*.h src/*/*.[ch] src/*/*/*.[ch] src/*/*/*.cpp tests/*.[ch] scripts/*.c examples/*.c)
 
 format:
 	clang-format -i $(FORMATTED)
@@ -114,6 +152,7 @@ lint:
 	clang-format --dry-run -Werror $(FORMATTED)
 	@$(MAKE) --no-print-directory VARIANT=clang build/clang/inferscale $(TESTS:%=build/clang/%)
 	printf '%s\n' $(LIB_SRC) $(CLI_SRC) | xargs -P $(shell nproc) -I FILE clang-tidy --quiet FILE -- $(BASE) 2>build/tidy.log
+	clang-tidy --quiet $(CXX_SRC) -- $(CXXBASE) 2>>build/tidy.log
 
 clean:
 	rm -rf build/release build/asan build/tsan build/fuzz build/clang build/inferscale

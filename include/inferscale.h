@@ -104,19 +104,20 @@ typedef struct is_memory is_memory;
 typedef void (*is_log_fn)(void *user, int level, const char *line); /* 0 error, 1 warning, 2 info */
 
 typedef struct is_options {
-    const char *store;           /* folder; made when it is not there            */
-    const char *model;           /* GGUF of the chat model; NULL: no engine, so  */
-                                 /* nothing is encoded and ask is refused        */
-    const char *embedding_model; /* GGUF of the embedding model; NULL: BM25 only */
-    const char *recipe;          /* NULL: the store's own, "primed:8" when new   */
-    const char *system_prompt;   /* NULL: the default; part of the header        */
-    uint64_t host_budget;        /* bytes for chunks in host memory              */
-    uint32_t context;            /* tokens per sequence; 0: the model's, <= 8192 */
-    uint32_t slots;              /* requests answered at the same time           */
-    uint32_t threads;            /* 0: one for each core                         */
-    bool background;             /* read chunks into memory when opened, and     */
-                                 /* encode new facts by itself                   */
-    is_log_fn log;               /* NULL: silent                                 */
+    const char *store;            /* folder; made when it is not there            */
+    const char *model;            /* GGUF of the chat model; NULL: no engine, so  */
+                                  /* nothing is encoded and ask is refused        */
+    const char *embedding_model;  /* GGUF of the embedding model; NULL: BM25 only */
+    const char *recipe;           /* NULL: the store's own, "primed:8" when new   */
+    const char *system_prompt;    /* NULL: the default; part of the header        */
+    uint64_t host_budget;         /* bytes for chunks in host memory              */
+    uint64_t conversation_budget; /* bytes for turns of conversations; 0: they are prefilled each time */
+    uint32_t context;             /* tokens per sequence; 0: the model's, <= 8192 */
+    uint32_t slots;               /* requests answered at the same time           */
+    uint32_t threads;             /* 0: one for each core                         */
+    bool background;              /* read chunks into memory when opened, and     */
+                                  /* encode new facts by itself                   */
+    is_log_fn log;                /* NULL: silent                                 */
     void *log_user;
 } is_options;
 
@@ -144,6 +145,11 @@ is_status is_add_turns(is_memory *memory, const is_scope *scope, const is_turn *
 is_status is_encode_pending(is_memory *memory, const is_scope *scope, is_progress_fn progress, void *user,
                             is_error *err);
 
+/* After each job of encoding, from the thread that had it done: how many facts, and how long it took. */
+typedef void (*is_encoded_fn)(void *user, uint32_t facts, double ms);
+/* fn NULL: nobody.  When it returns, the one before is not called any more. */
+void is_set_on_encoded(is_memory *memory, is_encoded_fn fn, void *user);
+
 /* Facts of a scope by rising id, at most `limit`, with ids > after.  Free with is_fact_list_free. */
 is_status is_list(is_memory *memory, const is_scope *scope, int64_t after, size_t limit, is_fact_list **out,
                   is_error *err);
@@ -164,6 +170,61 @@ typedef struct is_filter {
 is_status is_search(is_memory *memory, const is_scope *scope, const char *query, uint32_t k, const is_filter *filter,
                     is_fact_list **out, is_error *err);
 
+/* ------------------------------------------------- changing, history, scopes */
+
+/* These facts [n], in this order; an id that is not there is left out.  Free with is_fact_list_free. */
+is_status is_get(is_memory *memory, const is_scope *scope, const int64_t *ids, size_t n, is_fact_list **out,
+                 is_error *err);
+
+/*
+ * Changes a fact, which keeps its id; when it returns IS_OK the change is on disk.  What is NULL in `change`, or
+ * IS_TIME_NONE, stays as it is; the rest is checked as in is_add_facts.  From then on the fact is found by its new text
+ * alone.  Another text or time puts its chunk, and the chunks that were made behind it, out of use, and they are made
+ * anew; another source does so with its own chunk.  What the fact said before stays in its history and goes with it
+ * when it is forgotten.  IS_ENOTFOUND: not in this scope.
+ */
+is_status is_change_fact(is_memory *memory, const is_scope *scope, int64_t id, const is_fact *change, is_error *err);
+
+/* What a fact said from some time on. */
+typedef struct is_edition {
+    int64_t id; /* 1 for the fact as it was added, then 2, 3 ... */
+    const char *text;
+    const char *source;   /* or NULL */
+    int64_t time;         /* or IS_TIME_NONE */
+    const char *metadata; /* or NULL */
+    int64_t changed;      /* since when it says this; of the first: when it was added */
+} is_edition;
+
+typedef struct is_edition_list {
+    size_t n;
+    is_edition *editions;
+} is_edition_list;
+
+void is_edition_list_free(is_edition_list *list);
+
+/* All that a fact ever said, oldest first; the last is what it says now.  IS_ENOTFOUND: not in this scope.  Free with
+ * is_edition_list_free. */
+is_status is_history(is_memory *memory, const is_scope *scope, int64_t id, is_edition_list **out, is_error *err);
+
+/* A scope that holds something; none of its names is NULL. */
+typedef struct is_scope_info {
+    int64_t number; /* in order of first use; never used twice */
+    char *tenant, *user, *agent, *run;
+    uint64_t facts, turns;
+} is_scope_info;
+
+void is_scope_info_free(is_scope_info *scopes, size_t n);
+
+/* Scopes that hold a fact or a turn, of one tenant ("": of none; NULL: of all), by rising number: at most `limit`, with
+ * numbers > after.  *out: [*n], is_scope_info_free. */
+is_status is_list_scopes(is_memory *memory, const char *tenant, int64_t after, size_t limit, is_scope_info **out,
+                         size_t *n, is_error *err);
+/*
+ * The scope that holds this fact, if it is of this tenant (NULL or "": of none).  IS_ENOTFOUND otherwise: a fact of
+ * another tenant is as little there as one that never was.  *out: is_scope_info_free with n 1.
+ */
+is_status is_scope_of(is_memory *memory, const char *tenant, int64_t id, is_scope_info **out, is_error *err);
+
 /* ------------------------------------------------------------------- asking */
 
 typedef enum is_mode {
@@ -173,8 +234,10 @@ typedef enum is_mode {
 } is_mode;
 
 typedef struct is_message {
-    const char *role; /* "user" or "assistant" */
-    const char *content;
+    const char *role;         /* "user" or "assistant"; with tools also "tool", a tool's answer    */
+    const char *content;      /* NULL: none, for an assistant's message with tool_calls            */
+    const char *tool_calls;   /* an assistant's calls, is_answer.tool_calls; NULL: none            */
+    const char *tool_call_id; /* of a tool's answer: the id of the call that it answers; NULL: none */
 } is_message;
 
 typedef struct is_sampling {
@@ -188,21 +251,58 @@ typedef struct is_sampling {
     uint32_t seed;
 } is_sampling;
 
+/* Added to a token's logit in front of all else; -INFINITY bans it. */
+typedef struct is_logit_bias {
+    int32_t token;
+    float bias;
+} is_logit_bias;
+
+typedef struct is_token_logprob {
+    int32_t id;
+    float logprob;     /* natural logarithm of the model's own softmax, before bias, grammar and sampling */
+    const char *piece; /* the token's bytes, [n_piece]; maybe only a part of a character */
+    size_t n_piece;
+} is_token_logprob;
+
 /* A piece of the answer, whole UTF-8 characters; returning false cancels. */
 typedef bool (*is_token_fn)(void *user, const char *piece, size_t n_bytes);
+/* Asked between the engine's steps, before the first token too; true cancels.  It must be quick: all requests wait. */
+typedef bool (*is_canceled_fn)(void *user);
+/*
+ * One generated token, before its text goes out: tokens[0] is the sampled one, behind it the best ones in falling
+ * order (the sampled one again, if it is among them).  Valid during the call only.
+ */
+typedef void (*is_logprob_fn)(void *user, const is_token_logprob *tokens, size_t n);
 
 typedef struct is_ask_options {
     uint32_t k; /* facts, 0..200 */
     is_mode mode;
     uint32_t fresh; /* the best m facts are prefilled behind the injected rest */
     const is_filter *filter;
+    const char *system;        /* stands behind the facts; with IS_MODE_OFF in place of the system prompt; NULL: none */
     const is_message *history; /* earlier turns of this conversation, oldest first */
     size_t n_history;
+    bool recompute_history;   /* earlier turns are prefilled, though they may be there as chunks */
+    bool question_in_history; /* the history is the whole conversation; the question only finds the facts */
     is_sampling sampling;
+    const is_logit_bias *logit_bias;
+    size_t n_logit_bias;
+    const char *grammar;     /* what the answer must be, in llama.cpp's GBNF; NULL: free */
+    const char *json_schema; /* or as a JSON schema; "{}": any JSON object; NULL: free   */
     uint32_t max_tokens;
     const char *const *stop; /* strings that end the answer */
     size_t n_stop;
-    is_token_fn on_token; /* may be NULL */
+    /*
+     * Functions that the model may call, a JSON array as in OpenAI's API; NULL: none.  The answer's text then comes in
+     * one piece at the end.  IS_EUNSUPPORTED when the model's chat template knows no tools.
+     */
+    const char *tools;
+    const char *tool_choice;  /* "auto" (or NULL), "none", "required", or the name of the function to call */
+    bool one_tool_call;       /* at most one call in an answer */
+    uint32_t n_logprobs;      /* for on_logprob: how many of the best tokens, 0..20 */
+    is_logprob_fn on_logprob; /* on the engine's thread, like the others; may be NULL */
+    is_token_fn on_token;     /* may be NULL */
+    is_canceled_fn canceled;  /* may be NULL */
     void *user;
 } is_ask_options;
 
@@ -221,15 +321,18 @@ typedef struct is_timing {
 
 typedef struct is_answer {
     char *text;
-    const char *finish;      /* "stop", "length" or "canceled"                */
+    char *tool_calls;        /* JSON array of {"id", "type", "function": {"name", "arguments"}}; NULL: none */
+    const char *finish;      /* "stop", "length", "canceled" or "tool_calls"  */
     is_fact_list *facts;     /* in the prompt, best first, with scores        */
     uint32_t facts_dropped;  /* did not fit into the context                  */
     uint32_t facts_injected; /* from chunks                                   */
     uint32_t tokens_injected;
+    uint32_t tokens_history; /* of them: from earlier turns of the conversation */
     uint32_t tokens_prefilled;
     uint32_t tokens_generated;
     uint64_t inject_bytes;
-    uint32_t refused; /* chunks that were not used: wrong checksum, fingerprint, tokens */
+    uint32_t refused;         /* chunks that were not used: wrong checksum, fingerprint, tokens */
+    uint32_t refused_damaged; /* of them: did not pass their checks */
     is_timing timing;
 } is_answer;
 
@@ -237,6 +340,18 @@ typedef struct is_answer {
 is_status is_ask(is_memory *memory, const is_scope *scope, const char *question, const is_ask_options *options,
                  is_answer **out, is_error *err);
 void is_answer_free(is_answer *answer);
+
+/*
+ * Continues a bare prompt, without chat template or memory: of the options those for sampling, ends and callbacks
+ * count.  The prompt is a text (control tokens in it are recognised) or, when prompt is NULL, the model's token ids.
+ * *out: is_answer_free; it has no facts.
+ */
+is_status is_complete(is_memory *memory, const char *prompt, const int32_t *tokens, size_t n_tokens,
+                      const is_ask_options *options, is_answer **out, is_error *err);
+
+/* Unit vectors of n texts, [n][*dim], by the embedding model; *tokens: how many it read.  *out: free(). */
+is_status is_embed_texts(is_memory *memory, const char *const *texts, size_t n, float **out, uint32_t *dim,
+                         uint64_t *tokens, is_error *err);
 
 /* ------------------------------------------------------------------- looking */
 

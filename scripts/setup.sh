@@ -4,15 +4,18 @@
 #
 #     scripts/setup.sh           what the program needs
 #     scripts/setup.sh --test    also what the tests need
+#     scripts/setup.sh --peer    also llama.cpp's own server, for `inferscale bench throughput` to compare with
 #
 # Whatever is fetched or built lies in the cache folder, $INFERSCALE_CACHE or ~/.cache/inferscale, and serves every
 # checkout:
 #
 #     venv/              Python with the packages of requirements.txt
+#     venv-test/         Python with the packages of tests/requirements.txt
 #     engine/KEY/        include/, lib/, VERSION; KEY names version, build flags and this processor's features
+#     peer/KEY/          llama-server
 #     models/NAME.gguf   and NAME.gguf.from, which says what it was made from
 #
-# The checkout gets build/engine.mk and build/models.mk, which name these places.
+# The checkout gets build/engine.mk, build/models.mk and, with --peer, build/peer.mk, which name these places.
 #
 # Everything that is fetched is pinned by its SHA-256. A thing is made in a temporary folder and renamed into its place
 # when it is whole, so a run that is cut short leaves nothing that looks finished. What is in its place already is left
@@ -29,6 +32,17 @@ ENGINE_FLAGS=(
     -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_EXAMPLES=OFF
     -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF
 )
+# More of them, separated by blanks: -DGGML_NATIVE=OFF makes an engine that also runs on other processors.
+read -ra more_flags <<<"${INFERSCALE_ENGINE_FLAGS:-}"
+ENGINE_FLAGS+=("${more_flags[@]}")
+# One file without a web page, without TLS and without a way to fetch models; otherwise built as the engine is.
+PEER_FLAGS=(
+    -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_COMPILER=gcc -DCMAKE_CXX_COMPILER=g++ -DBUILD_SHARED_LIBS=OFF
+    -DGGML_NATIVE=ON -DGGML_CCACHE=OFF
+    -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_COMMON=ON -DLLAMA_BUILD_EXAMPLES=OFF
+    -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=ON
+    -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF
+)
 
 # The default model comes as Q4_1; it is turned into this type, which the engine computes fastest.
 CHAT_TYPE=Q4_0
@@ -37,12 +51,15 @@ CHAT_MODEL=SmolLM2-135M-Instruct-$CHAT_TYPE.gguf
 EMBED_MODEL=all-MiniLM-L6-v2-F16.gguf
 TEST_MODEL=gemma-3-270m-Q4_K_M.gguf
 
-PACKAGES=(gcc g++ make cmake ninja-build libsqlite3-dev libjansson-dev libxxhash-dev python3 python3-venv
-    ca-certificates)
+PACKAGES=(gcc g++ make cmake ninja-build libsqlite3-dev libjansson-dev libxxhash-dev libmicrohttpd-dev
+    libgnutls28-dev libcurl4-openssl-dev libjs-chart.js python3 python3-venv ca-certificates)
 COMMANDS=(gcc g++ make cmake ninja python3 flock)
-HEADERS=(sqlite3.h jansson.h xxhash.h)
-TEST_PACKAGES=(libcmocka-dev clang libclang-rt-dev clang-format clang-tidy shellcheck)
-TEST_COMMANDS=(clang clang-format clang-tidy shellcheck)
+HEADERS=(sqlite3.h jansson.h xxhash.h microhttpd.h gnutls/gnutls.h curl/curl.h)
+# Where distributions put Chart.js, which the dashboard is built with.
+CHART_JS=(/usr/share/javascript/chart.js/chart.min.js /usr/share/nodejs/chart.js/dist/chart.min.js)
+TEST_PACKAGES=(libcmocka-dev clang libclang-rt-dev clang-format clang-tidy shellcheck chromium chromium-driver
+    fonts-liberation)
+TEST_COMMANDS=(clang clang-format clang-tidy shellcheck chromium chromedriver)
 TEST_HEADERS=(stdarg.h stddef.h setjmp.h stdint.h cmocka.h)
 
 step() { printf 'setup: %s\n' "$*"; }
@@ -92,19 +109,31 @@ check_other_system() {
 
 # --- Python ------------------------------------------------------------------------------------------------------
 
+# make_venv FOLDER REQUIREMENTS: a Python with these packages.
 make_venv() {
     local python=/usr/bin/python3 wanted
     [ -x "$python" ] || python=python3
-    wanted=$("$python" --version && sha256sum <"$root/scripts/requirements.txt")
-    if [ "$(cat "$venv/made-from" 2>/dev/null)" = "$wanted" ] && "$venv/bin/python" -c '' 2>/dev/null; then
+    wanted=$("$python" --version && sha256sum <"$2")
+    if [ "$(cat "$1/made-from" 2>/dev/null)" = "$wanted" ] && "$1/bin/python" -c '' 2>/dev/null; then
         return
     fi
-    step "installing Python packages into $venv"
-    rm -rf "$venv"
-    quietly "$python" -m venv "$venv"
-    quietly "$venv/bin/python" -m pip install --disable-pip-version-check --no-cache-dir --no-deps --require-hashes \
-        --only-binary :all: -r "$root/scripts/requirements.txt"
-    printf '%s\n' "$wanted" >"$venv/made-from"
+    step "installing Python packages into $1"
+    rm -rf "$1"
+    quietly "$python" -m venv "$1"
+    quietly "$1/bin/python" -m pip install --disable-pip-version-check --no-cache-dir --no-deps --require-hashes \
+        --only-binary :all: -r "$2"
+    printf '%s\n' "$wanted" >"$1/made-from"
+}
+
+# The dashboard's charts, as build/chart.js.
+find_chart_js() {
+    local file
+    for file in "${CHART_JS[@]}"; do
+        [ -r "$file" ] || continue
+        write_if_changed "$root/build/chart.js" <"$file"
+        return
+    done
+    die "Chart.js 3 is at none of ${CHART_JS[*]}; install what Debian calls libjs-chart.js"
 }
 
 # fetch NAME VERSION SHA256 [PIP OPTION...]: brings one file from the package index that pip is configured for, as
@@ -136,31 +165,75 @@ processor_features() {
     printf '%s\n' "$features"
 }
 
-make_engine() {
-    local key
-    key=$ENGINE_VERSION-$({
-        printf '%s\n' "$ENGINE_SHA256" "${ENGINE_FLAGS[@]}"
-        processor_features
-    } | sha256sum | cut -c 1-12)
-    engine=$cache/engine/$key
-    [ ! -e "$engine" ] || return 0
+# Changes to llama.cpp: file, what stands there, what is to stand there. What is wrong with a grammar and with a schema
+# goes to stderr, past the logs; the engine reads the one log and silences the other.
+AMENDMENTS=(
+    src/llama-grammar.cpp 'fprintf(stderr, "%s: error parsing grammar' 'LLAMA_LOG_ERROR("%s: error parsing grammar'
+    common/json-schema-to-grammar.cpp 'fprintf(stderr, "WARNING: JSON schema' 'LOG_WRN("WARNING: JSON schema'
+    common/json-schema-to-grammar.cpp '#include "common.h"' $'#include "common.h"\n#include "log.h"'
+)
 
+amend_source() {
+    local i file text
+    for ((i = 0; i < ${#AMENDMENTS[@]}; i += 3)); do
+        file=$source/${AMENDMENTS[i]}
+        text=$(<"$file")
+        [[ $text == *"${AMENDMENTS[i + 1]}"* ]] || die "llama.cpp has no ${AMENDMENTS[i + 1]} in ${AMENDMENTS[i]} to change"
+        printf '%s\n' "${text/"${AMENDMENTS[i + 1]}"/"${AMENDMENTS[i + 2]}"}" >"$file"
+    done
+}
+
+# unpack_source: llama.cpp's source, amended, once; its folder is then $source.
+source=
+unpack_source() {
+    [ -z "$source" ] || return 0
     # pip asks the package's build backend for metadata; without isolation that is the pinned one of the venv.
     fetch llama-cpp-python "$ENGINE_VERSION" "$ENGINE_SHA256" --no-binary=llama-cpp-python --no-build-isolation
     tar -xzf "$work"/llama-cpp-python/*.tar.gz -C "$work" --wildcards '*/vendor/llama.cpp'
-    local source
     source=$(echo "$work"/llama_cpp_python-*/vendor/llama.cpp)
+    amend_source
+    # Flags meant for InferScale's own build are not for llama.cpp's, nor for its key.
+    unset CFLAGS CXXFLAGS CPPFLAGS LDFLAGS
+}
+
+# key_of WORD...: names a build of llama.cpp that depends on these.
+key_of() {
+    printf '%s-' "$ENGINE_VERSION"
+    {
+        printf '%s\n' "$ENGINE_SHA256" "${AMENDMENTS[@]}" "$@"
+        processor_features
+    } | sha256sum | cut -c 1-12
+}
+
+make_engine() {
+    engine=$cache/engine/$(key_of "${ENGINE_FLAGS[@]}" "$(cat "$root/scripts/chat/CMakeLists.txt")")
+    [ ! -e "$engine" ] || return 0
+    unpack_source
 
     step "building the engine for this processor (a few minutes)"
-    # Flags meant for InferScale's own build are not for the engine, nor for its key.
-    unset CFLAGS CXXFLAGS CPPFLAGS LDFLAGS
     quietly cmake -S "$source" -B "$work/build" -G Ninja "${ENGINE_FLAGS[@]}"
     quietly cmake --build "$work/build" --target llama
     quietly cmake --install "$work/build" --prefix "$work/engine"
+    quietly cmake -S "$root/scripts/chat" -B "$work/chat" -G Ninja -DCMAKE_BUILD_TYPE=Release \
+        -DCMAKE_CXX_COMPILER=g++ -DLLAMA_SOURCE="$source" -DCMAKE_PREFIX_PATH="$work/engine"
+    quietly cmake --build "$work/chat"
+    quietly cmake --install "$work/chat" --prefix "$work/engine"
     cp "$source/LICENSE" "$work/engine/LICENSE"
     printf 'llama.cpp of llama-cpp-python %s\n' "$ENGINE_VERSION" >"$work/engine/VERSION"
     mkdir -p "$cache/engine"
     mv "$work/engine" "$engine"
+}
+
+make_peer() {
+    peer=$cache/peer/$(key_of "${PEER_FLAGS[@]}")
+    [ ! -e "$peer" ] || return 0
+    unpack_source
+    step "building llama.cpp's server (some minutes)"
+    quietly cmake -S "$source" -B "$work/peer-build" -G Ninja "${PEER_FLAGS[@]}"
+    quietly cmake --build "$work/peer-build" --target llama-server
+    mkdir -p "$cache/peer" "$work/peer"
+    strip -o "$work/peer/llama-server" "$work/peer-build/bin/llama-server"
+    mv "$work/peer" "$peer"
 }
 
 # --- Models ------------------------------------------------------------------------------------------------------
@@ -237,11 +310,15 @@ write_if_changed() {
     cmp -s "$work/new" "$1" || mv "$work/new" "$1"
 }
 
-case "$*" in
-'') test= ;;
---test) test=yes ;;
-*) die "usage: scripts/setup.sh [--test]" ;;
-esac
+test=
+with_peer=
+for option; do
+    case $option in
+    --test) test=yes ;;
+    --peer) with_peer=yes ;;
+    *) die "usage: scripts/setup.sh [--test] [--peer]" ;;
+    esac
+done
 if [ $test ]; then
     PACKAGES+=("${TEST_PACKAGES[@]}")
     COMMANDS+=("${TEST_COMMANDS[@]}")
@@ -263,15 +340,20 @@ work=$(mktemp -d "$cache/tmp.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
 if [ -e /etc/debian_version ]; then install_debian_packages; else check_other_system; fi
-make_venv
+make_venv "$venv" "$root/scripts/requirements.txt"
+[ ! $test ] || make_venv "$cache/venv-test" "$root/tests/requirements.txt"
+find_chart_js
 make_engine
 make_chat_model
 make_embedding_model
 [ ! $test ] || make_test_model
+[ ! $with_peer ] || make_peer
 
 printf 'ENGINE_DIR := %s\n' "$engine" | write_if_changed "$root/build/engine.mk"
+[ ! $with_peer ] || printf 'PEER_SERVER := %s\n' "$peer/llama-server" | write_if_changed "$root/build/peer.mk"
 {
     printf 'CHAT_MODEL := %s\n' "$models/$CHAT_MODEL"
     printf 'EMBED_MODEL := %s\n' "$models/$EMBED_MODEL"
     [ ! -e "$models/$TEST_MODEL" ] || printf 'TEST_MODEL := %s\n' "$models/$TEST_MODEL"
+    [ ! -e "$cache/venv-test" ] || printf 'TEST_VENV := %s\n' "$cache/venv-test"
 } | write_if_changed "$root/build/models.mk"

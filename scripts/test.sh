@@ -10,9 +10,11 @@ while IFS=' ' read -r name _ value; do
     case $name in
     CHAT_MODEL) export INFERSCALE_CHAT_MODEL=$value ;;
     EMBED_MODEL) export INFERSCALE_EMBEDDING_MODEL=$value ;;
+    TEST_VENV) export INFERSCALE_TEST_VENV=$value ;;
     TEST_MODEL) export INFERSCALE_TEST_MODEL=$value ;;
     esac
 done <build/models.mk
+export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-2000} # as the program itself has it, see src/cli/main.c
 export INFERSCALE_BIN=$PWD/build/release/inferscale
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:abort_on_error=0}
 export LSAN_OPTIONS=${LSAN_OPTIONS:-suppressions=$PWD/tests/lsan.supp:print_suppressions=0}

@@ -16,6 +16,8 @@
 #include <cmocka.h>
 // clang-format on
 
+#include <ggml.h>
+#include <gguf.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdio.h>
@@ -102,6 +104,32 @@ static inline float *fixture_score(is_engine *engine, const is_plan *plan, uint3
     return logits;
 }
 
+/* A copy of a model file with another chat template; its path, to be removed and freed by the caller. */
+static inline char *fixture_with_template(const char *variable, const char *text)
+{
+    struct ggml_context *tensors = NULL;
+    const struct gguf_init_params params = {.no_alloc = false, .ctx = &tensors};
+    struct gguf_context *from = gguf_init_from_file(fixture_path(variable), params);
+    struct gguf_context *to = gguf_init_empty();
+    char path[] = "/tmp/test-engine-XXXXXX";
+    int fd = mkstemp(path);
+    assert_non_null(from);
+    assert_non_null(to);
+    assert_true(fd >= 0);
+    (void)close(fd);
+    gguf_set_kv(to, from);
+    gguf_set_val_str(to, "tokenizer.chat_template", text);
+    for (struct ggml_tensor *t = ggml_get_first_tensor(tensors); t != NULL; t = ggml_get_next_tensor(tensors, t))
+        if (gguf_find_tensor(from, t->name) >= 0) gguf_add_tensor(to, t);
+    assert_true(gguf_write_to_file(to, path, false));
+    gguf_free(to);
+    gguf_free(from);
+    ggml_free(tensors);
+    char *out = strdup(path);
+    assert_non_null(out);
+    return out;
+}
+
 /* ------------------------------------------------------------ a scene */
 
 #define SCENE_FACTS 8
@@ -124,7 +152,7 @@ static inline void scene_open(scene *s, is_engine *engine, const char *const *fa
     assert_true(n <= SCENE_FACTS);
     s->n_facts = n;
     if (engine->ops->render(engine, "You are an assistant. What you know about the user:\n", "Answer in few words.",
-                            &message, 1, &s->parts, &err) != IS_OK)
+                            &message, 1, NULL, &s->parts, &err) != IS_OK)
         fail_msg("%s", err.text);
     s->header = (is_encode_target){.tokens = s->parts.header, .n_tokens = (uint32_t)s->parts.n_header};
     fixture_encode(engine, NULL, 0, &s->header, 1);
@@ -185,7 +213,14 @@ typedef struct runner {
     size_t pieces[256]; /* lengths of the pieces */
     void (*on_piece)(struct runner *r);
     void *user;
+    const atomic_bool *cancel; /* or NULL */
 } runner;
+
+static inline bool runner_canceled(void *user)
+{
+    const runner *r = user;
+    return r->cancel != NULL && atomic_load(r->cancel);
+}
 
 static inline bool runner_on_token(void *user, const char *piece, size_t n)
 {
@@ -210,8 +245,12 @@ static inline void runner_init(runner *r, is_engine *engine, is_plan plan, uint3
 {
     memset(r, 0, sizeof *r);
     r->engine = engine;
-    r->run = (is_run){
-        .plan = plan, .sampling = fixture_greedy, .max_tokens = max_tokens, .on_token = runner_on_token, .user = r};
+    r->run = (is_run){.plan = plan,
+                      .sampling = fixture_greedy,
+                      .max_tokens = max_tokens,
+                      .on_token = runner_on_token,
+                      .canceled = runner_canceled,
+                      .user = r};
     assert_int_equal(sem_init(&r->first, 0, 0), 0);
     assert_int_equal(sem_init(&r->go, 0, 0), 0);
 }

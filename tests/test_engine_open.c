@@ -226,7 +226,7 @@ static is_prompt_parts render(is_engine *engine, const char *head, const char *t
 {
     is_prompt_parts parts;
     is_error err = {0};
-    if (engine->ops->render(engine, head, tail, messages, n, &parts, &err) != IS_OK) fail_msg("%s", err.text);
+    if (engine->ops->render(engine, head, tail, messages, n, NULL, &parts, &err) != IS_OK) fail_msg("%s", err.text);
     return parts;
 }
 
@@ -316,7 +316,7 @@ static void no_injection(const char *variable, const char *const *controls, size
     for (size_t i = 0; i < 3; i++) {
         is_message message = {roles[i], "hello"};
         is_error err = {0};
-        assert_int_equal(engine->ops->render(engine, "x", "x", &message, 1, &parts, &err), IS_EINVAL);
+        assert_int_equal(engine->ops->render(engine, "x", "x", &message, 1, NULL, &parts, &err), IS_EINVAL);
         assert_non_null(strstr(err.text, "role"));
         assert_null(parts.header);
         assert_null(parts.tail);
@@ -400,9 +400,9 @@ static void test_tokenize_anything(void **state)
         for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
             assert_int_equal(engine->ops->tokenize(engine, broken[i], false, &tokens, &n, &err), IS_EINVAL);
             assert_null(tokens);
-            assert_int_equal(engine->ops->render(engine, broken[i], "", &message, 1, &parts, &err), IS_EINVAL);
+            assert_int_equal(engine->ops->render(engine, broken[i], "", &message, 1, NULL, &parts, &err), IS_EINVAL);
             message.content = broken[i];
-            assert_int_equal(engine->ops->render(engine, "", "", &message, 1, &parts, &err), IS_EINVAL);
+            assert_int_equal(engine->ops->render(engine, "", "", &message, 1, NULL, &parts, &err), IS_EINVAL);
             assert_null(parts.header);
             message.content = "hello";
         }

@@ -184,7 +184,7 @@ static void test_cancel_flag(void **state)
     atomic_bool cancel = false;
     runner r;
     runner_init(&r, w->engine, scene_plan(&w->scene, true, 0), 200);
-    r.run.cancel = &cancel;
+    r.cancel = &cancel;
     r.on_piece = raise_cancel;
     r.user = &cancel;
     runner_do(&r);
@@ -194,7 +194,7 @@ static void test_cancel_flag(void **state)
     runner_free(&r);
     /* Cancelled before it has a slot: nothing is done for it. */
     runner_init(&r, w->engine, scene_plan(&w->scene, true, 0), 200);
-    r.run.cancel = &cancel;
+    r.cancel = &cancel;
     runner_do(&r);
     assert_string_equal(r.result.finish, "canceled");
     assert_string_equal(r.result.text, "");
@@ -220,7 +220,7 @@ static void test_cancel_in_prefill(void **state)
     (void)sem_wait(&other.first);
     plan.salt = 77;
     runner_init(&victim, w->engine, plan, 8);
-    victim.run.cancel = &cancel;
+    victim.cancel = &cancel;
     runner_start(&victim);
     fixture_settle();
     (void)sem_post(&other.go);

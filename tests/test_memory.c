@@ -3,95 +3,7 @@
  *
  * Models: INFERSCALE_CHAT_MODEL and INFERSCALE_EMBEDDING_MODEL.
  */
-// clang-format off
-#include <stdarg.h>
-#include <stddef.h>
-#include <setjmp.h>
-#include <cmocka.h>
-// clang-format on
-
-#include <dirent.h>
-#include <ftw.h>
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-#include "memory/memory.h"
-
-static char folder[256];
-
-static const char *const TEXTS[] = {
-    "Nora keeps her bicycle key in the blue teapot.",
-    "Nora's brother Emil works as a baker in Ghent.",
-    "Nora is allergic to walnuts and always asks about them.",
-    "Nora will fly to Porto for a week in September.",
-    "Nora's cat is called Biscuit and is eleven years old.",
-    "Nora plays the viola in a quartet on Thursday evenings.",
-    "Nora painted her kitchen yellow last spring.",
-    "Nora reads crime novels before she goes to sleep.",
-    "Nora's doctor is called Ines Vandamme.",
-    "Nora wants to learn how to repair clocks.",
-    "Nora lent her green tent to her colleague Sami.",
-    "Nora's favourite soup is lentil soup with cumin.",
-};
-#define N_TEXTS (sizeof TEXTS / sizeof TEXTS[0])
-
-static const is_scope NORA = {.user = "nora"};
-static const is_scope OMAR = {.user = "omar"};
-
-static const char *model(const char *variable)
-{
-    const char *path = getenv(variable);
-    if (path == NULL) fail_msg("%s is not set; run `make test`", variable);
-    return path;
-}
-
-static is_options options(void)
-{
-    is_options o = is_options_default();
-    o.store = folder;
-    o.model = model("INFERSCALE_CHAT_MODEL");
-    o.embedding_model = model("INFERSCALE_EMBEDDING_MODEL");
-    o.context = 1024;
-    o.background = false;
-    return o;
-}
-
-static is_memory *open_with(const is_options *o)
-{
-    is_memory *m;
-    is_error err = {0};
-    if (is_open(o, &m, &err) != IS_OK) fail_msg("%s", err.text);
-    return m;
-}
-
-static is_memory *open_plain(void)
-{
-    is_options o = options();
-    return open_with(&o);
-}
-
-static void check(is_status status, const is_error *err)
-{
-    if (status != IS_OK) fail_msg("%s: %s", is_status_name(status), err->text);
-}
-
-static void add(is_memory *m, const is_scope *scope, size_t begin, size_t end, int64_t *ids)
-{
-    is_error err = {0};
-    is_fact facts[N_TEXTS];
-    for (size_t i = begin; i < end; i++) facts[i - begin] = (is_fact){.text = TEXTS[i], .time = IS_TIME_NONE};
-    check(is_add_facts(m, scope, facts, end - begin, ids, &err), &err);
-}
-
-static void encode(is_memory *m)
-{
-    is_error err = {0};
-    check(is_encode_pending(m, NULL, NULL, NULL, &err), &err);
-}
+#include "memory_fixture.h"
 
 static is_answer *ask(is_memory *m, const is_scope *scope, const char *question, is_mode mode, uint32_t k,
                       uint32_t fresh)
@@ -116,28 +28,6 @@ static size_t count_state(is_memory *m, const is_scope *scope, is_fact_state sta
     for (size_t i = 0; i < list->n; i++) n += list->facts[i].state == state;
     is_fact_list_free(list);
     return n;
-}
-
-static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *ftw)
-{
-    (void)st;
-    (void)kind;
-    (void)ftw;
-    return remove(path);
-}
-
-static int set_up(void **state)
-{
-    (void)state;
-    const char *tmp = getenv("TMPDIR");
-    (void)snprintf(folder, sizeof folder, "%s/inferscale-test-XXXXXX", tmp != NULL ? tmp : "/tmp");
-    return mkdtemp(folder) == NULL;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    return nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
 /* ------------------------------------------------------------ asking */
@@ -196,7 +86,7 @@ static void test_unready_and_fresh_are_prefilled(void **state)
 static void test_what_does_not_fit_is_dropped_from_the_worst_end(void **state)
 {
     (void)state;
-    is_options o = options();
+    is_options o = plain_options();
     o.context = 256; /* the reserve for the answer is 24 of them */
     is_memory *m = open_with(&o);
     add(m, &NORA, 0, N_TEXTS, NULL);
@@ -309,7 +199,7 @@ static void test_recipe_and_header_put_old_chunks_out_of_use(void **state)
     add(m, &NORA, 0, 5, NULL);
     encode(m);
     is_close(m);
-    is_options o = options();
+    is_options o = plain_options();
     o.recipe = "isolated";
     m = open_with(&o);
     assert_int_equal(count_state(m, &NORA, IS_FACT_READY), 0);
@@ -320,7 +210,7 @@ static void test_recipe_and_header_put_old_chunks_out_of_use(void **state)
     assert_string_equal(m->recipe_name, "isolated");
     assert_int_equal(count_state(m, &NORA, IS_FACT_READY), 5);
     is_close(m);
-    o = options();
+    o = plain_options();
     o.system_prompt = "You answer in one word.";
     m = open_with(&o);
     assert_int_equal(count_state(m, &NORA, IS_FACT_READY), 0);
@@ -338,7 +228,7 @@ static void test_recipe_and_header_put_old_chunks_out_of_use(void **state)
 static void test_early_facts_get_a_whole_primer_later(void **state)
 {
     (void)state;
-    is_options o = options();
+    is_options o = plain_options();
     o.recipe = "primed:4";
     is_memory *m = open_with(&o);
     is_error err = {0};
@@ -360,7 +250,7 @@ static void test_early_facts_get_a_whole_primer_later(void **state)
 static void test_window_recipe_uses_the_turns(void **state)
 {
     (void)state;
-    is_options o = options();
+    is_options o = plain_options();
     o.recipe = "window:2";
     is_memory *m = open_with(&o);
     is_error err = {0};
@@ -396,7 +286,7 @@ static void test_window_recipe_uses_the_turns(void **state)
 static void test_without_models(void **state)
 {
     (void)state;
-    is_options o = options();
+    is_options o = plain_options();
     o.model = NULL;
     o.embedding_model = NULL;
     is_memory *m = open_with(&o);
@@ -463,7 +353,7 @@ static void test_damaged_chunks_are_prefilled_and_made_anew(void **state)
 static void test_host_budget_is_kept(void **state)
 {
     (void)state;
-    is_options o = options();
+    is_options o = plain_options();
     o.host_budget = 3 << 20;
     is_memory *m = open_with(&o);
     is_error err = {0};
@@ -529,7 +419,7 @@ static void *changer(void *arg)
 static void test_asking_adding_forgetting_at_once(void **state)
 {
     (void)state;
-    is_options o = options();
+    is_options o = plain_options();
     o.background = true;
     o.slots = 2;
     o.recipe = "primed:2";
@@ -585,6 +475,48 @@ static void *long_answer(void *arg)
     return NULL;
 }
 
+static bool count_and_cancel(void *user)
+{
+    return ++*(uint32_t *)user > 2;
+}
+
+static bool no_token(void *user, const char *piece, size_t n)
+{
+    (void)user;
+    (void)piece;
+    (void)n;
+    fail_msg("a piece of text came through");
+    return true;
+}
+
+/* Asked between the pieces of the prompt, so that a question ends before its first token. */
+static void test_canceled_before_the_first_token(void **state)
+{
+    (void)state;
+    is_error err = {0};
+    is_answer *answer;
+    uint32_t asked = 0;
+    is_memory *m = open_plain();
+    add(m, &NORA, 0, N_TEXTS, NULL);
+    is_ask_options o = is_ask_options_default();
+    char *question = malloc(2001);
+    memset(question, 0, 2001);
+    for (int i = 0; i < 500; i++) memcpy(question + 4 * i, "why ", 4);
+    o.mode = IS_MODE_PREFILL;
+    o.k = 12;
+    o.on_token = no_token;
+    o.canceled = count_and_cancel;
+    o.user = &asked;
+    check(is_ask(m, &NORA, question, &o, &answer, &err), &err);
+    assert_string_equal(answer->finish, "canceled");
+    assert_string_equal(answer->text, "");
+    assert_int_equal(asked, 3);
+    assert_true(answer->tokens_prefilled > 0 && answer->tokens_prefilled < 500);
+    is_answer_free(answer);
+    free(question);
+    is_close(m);
+}
+
 static void test_closing_ends_what_runs(void **state)
 {
     (void)state;
@@ -616,6 +548,7 @@ int main(void)
         WITH_FOLDER(test_damaged_chunks_are_prefilled_and_made_anew),
         WITH_FOLDER(test_host_budget_is_kept),
         WITH_FOLDER(test_asking_adding_forgetting_at_once),
+        WITH_FOLDER(test_canceled_before_the_first_token),
         WITH_FOLDER(test_closing_ends_what_runs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -23,6 +23,7 @@ typedef struct is_bench {
     const char *data; /* what --data says, or NULL: the bundled sample */
     const char *questions_file;
     uint32_t repeat;
+    uint64_t salt;        /* of the last run whose memory stays in the engine */
     uint32_t n_questions; /* at most so many are used */
     is_cli_list ks, recipes, fresh;
     char *folder; /* the temporary store */
@@ -44,6 +45,19 @@ is_status is_bench_import(is_bench *bench, is_error *err);
 /* Closes all; prints the result (taken over) with --json, or what went wrong.  The exit code. */
 int is_bench_end(is_bench *bench, json_t *result, is_status status, const is_error *err);
 
+/* Sums over scored tokens. */
+typedef struct is_bench_sums {
+    double kl, top1, nll_full, nll_inject, mean_kl_of_questions;
+    uint64_t tokens, questions;
+} is_bench_sums;
+
+/*
+ * Adds the tokens of one answer: KL(full || injected) in nats, equal most likely tokens, and the answer's negative
+ * log-likelihood under both.  full, injected: logits [n][n_vocab].
+ */
+void is_bench_compare(const float *full, const float *injected, size_t n_vocab, const int32_t *answer, size_t n,
+                      is_bench_sums *out);
+
 double is_median(double *values, size_t n);               /* sorts them; NAN for none */
 double is_percentile(double *values, size_t n, double p); /* 0..1; sorts them */
 /* A whole number of each of the list's items, or the defaults. false: usage error was printed. */
@@ -56,5 +70,7 @@ int is_bench_ttft(int argc, char **argv);
 int is_bench_encode(int argc, char **argv);
 int is_bench_retrieve(int argc, char **argv);
 int is_bench_fidelity(int argc, char **argv);
+int is_bench_throughput(int argc, char **argv);
+int is_bench_chat(int argc, char **argv);
 
 #endif

@@ -14,12 +14,6 @@
 #define MAX_ANSWER 48 /* tokens of a gold answer that are scored */
 #define MAX_LIST   8
 
-/* Sums over the scored tokens of one setting. */
-typedef struct sums {
-    double kl, top1, nll_full, nll_inject, mean_kl_of_questions;
-    uint64_t tokens, questions;
-} sums;
-
 /* One question's prompt with the gold answer behind it: the tail and all answer tokens but the last. */
 typedef struct scored {
     is_prompt prompt;
@@ -74,49 +68,9 @@ static is_status score(is_memory *m, const scored *s, bool inject, float *logits
     return m->engine->ops->score(m->engine, &job, &stats, err);
 }
 
-/* log of the sum of exponentials, in double. */
-static double log_sum(const float *x, size_t n)
-{
-    double most = -INFINITY, sum = 0;
-    for (size_t i = 0; i < n; i++)
-        if ((double)x[i] > most) most = (double)x[i];
-    for (size_t i = 0; i < n; i++) sum += exp((double)x[i] - most);
-    return most + log(sum);
-}
-
-static size_t most_likely(const float *x, size_t n)
-{
-    size_t best = 0;
-    for (size_t i = 1; i < n; i++)
-        if (x[i] > x[best]) best = i;
-    return best;
-}
-
-static void compare(const float *full, const float *injected, size_t n_vocab, const int32_t *answer, size_t n,
-                    sums *out)
-{
-    double kl_sum = 0;
-    for (size_t t = 0; t < n; t++) {
-        const float *p = full + t * n_vocab, *q = injected + t * n_vocab;
-        double zp = log_sum(p, n_vocab), zq = log_sum(q, n_vocab), kl = 0;
-        for (size_t i = 0; i < n_vocab; i++) {
-            double lp = (double)p[i] - zp;
-            kl += exp(lp) * (lp - ((double)q[i] - zq));
-        }
-        kl_sum += kl;
-        out->top1 += most_likely(p, n_vocab) == most_likely(q, n_vocab);
-        out->nll_full += zp - (double)p[answer[t]];
-        out->nll_inject += zq - (double)q[answer[t]];
-    }
-    out->kl += kl_sum;
-    out->mean_kl_of_questions += kl_sum / (double)n;
-    out->tokens += n;
-    out->questions++;
-}
-
 /* The question under all values of fresh; the full prefill of the first serves for all that have its token order. */
 static is_status measure_question(is_bench *b, const is_bench_question *q, uint32_t k, const uint32_t *fresh,
-                                  size_t n_fresh, sums *out, is_error *err)
+                                  size_t n_fresh, is_bench_sums *out, is_error *err)
 {
     is_memory *m = b->memory;
     is_scope scope = b->cli.scope;
@@ -135,7 +89,7 @@ static is_status measure_question(is_bench *b, const is_bench_question *q, uint3
         /* With every fact ready the order is the same whatever is fresh. */
         if (status == IS_OK && i == 0) status = score(m, &s, false, full, err);
         if (status == IS_OK) status = score(m, &s, true, injected, err);
-        if (status == IS_OK) compare(full, injected, n_vocab, s.answer, s.n_answer, &out[i]);
+        if (status == IS_OK) is_bench_compare(full, injected, n_vocab, s.answer, s.n_answer, &out[i]);
         scored_free(m, &s);
     }
     is_fact_list_free(facts);
@@ -144,7 +98,8 @@ static is_status measure_question(is_bench *b, const is_bench_question *q, uint3
     return status;
 }
 
-static void report(const is_bench *b, const char *recipe, uint32_t k, uint32_t fresh, const sums *s, json_t *list)
+static void report(const is_bench *b, const char *recipe, uint32_t k, uint32_t fresh, const is_bench_sums *s,
+                   json_t *list)
 {
     double n = (double)s->tokens;
     if (!b->cli.json)
@@ -167,7 +122,7 @@ static void report(const is_bench *b, const char *recipe, uint32_t k, uint32_t f
 static is_status measure_recipe(is_bench *b, const char *recipe, uint32_t k, const uint32_t *fresh, size_t n_fresh,
                                 json_t *list, is_error *err)
 {
-    sums s[MAX_LIST] = {{0}};
+    is_bench_sums s[MAX_LIST] = {{0}};
     is_cli_progress progress;
     is_status status = is_bench_open(b, recipe, false, err);
     if (status == IS_OK) status = is_bench_import(b, err);

@@ -11,6 +11,7 @@
 
 #define MAX_KS      16
 #define MAX_SAMPLES 4096
+#define PAIRS       10 /* injected and resident, for each prefill */
 
 typedef enum way { WAY_PREFILL, WAY_INJECT, WAY_RESIDENT, WAYS } way;
 
@@ -35,22 +36,23 @@ typedef struct collected {
     samples ttft[WAYS], embed_rank, fetch, inject, copy, memory_tokens, tail_tokens, bytes;
 } collected;
 
-/* Runs the prompt to its first token.  *build_ms: laying the plan and pinning its chunks. */
-static is_status run_once(is_memory *m, int64_t scope, const is_fact_list *facts, const char *question, way how,
-                          is_run_stats *stats, double *build_ms, is_error *err)
+/*
+ * Runs the prompt to its first token; a sequence that holds the memory from a run with the same salt is used as it is
+ * (0: none is).  *build_ms: laying the plan and pinning its chunks.
+ */
+static is_status run_once(is_memory *m, int64_t scope, const is_fact_list *facts, const char *question, bool inject,
+                          uint64_t salt, is_run_stats *stats, double *build_ms, is_error *err)
 {
     const is_message message = {"user", question};
-    const is_prompt_options options = {.mode = how == WAY_PREFILL ? IS_MODE_PREFILL : IS_MODE_INJECT,
-                                       .reserve = 64,
-                                       .messages = &message,
-                                       .n_messages = 1};
+    const is_prompt_options options = {
+        .mode = inject ? IS_MODE_INJECT : IS_MODE_PREFILL, .reserve = 64, .messages = &message, .n_messages = 1};
     is_prompt prompt;
     double begin = is_now_ms();
     is_status status = is_prompt_build(m, scope, facts, &options, &prompt, err);
     if (status != IS_OK) return status;
     *build_ms = is_now_ms() - begin;
     is_run run = {.plan = prompt.plan, .sampling = is_ask_options_default().sampling, .max_tokens = 1};
-    run.plan.salt = how == WAY_RESIDENT ? 1 : 0;
+    run.plan.salt = salt;
     is_run_result result = {0};
     status = m->engine->ops->run(m->engine, &run, &result, err);
     if (status == IS_OK) *stats = result.stats;
@@ -76,7 +78,7 @@ static is_status measure_copy(uint64_t bytes, uint32_t repeat, samples *out, is_
     if (status == IS_OK) {
         memset(from, 1, bytes);
         memset(to, 2, bytes);
-        for (uint32_t i = 0; i < repeat * 3; i++) put(out, time_copy(to, from, bytes));
+        for (uint32_t i = 0; i < repeat; i++) put(out, time_copy(to, from, bytes));
     }
     free(from);
     free(to);
@@ -95,24 +97,24 @@ static is_status measure_question(is_bench *b, const is_bench_question *q, uint3
     is_status status = is_memory_scope(m, &scope, false, &number, err);
     if (status == IS_OK) status = is_rank(m, number, q->question, k, NULL, &facts, &embed_ms, &rank_ms, err);
     for (uint32_t r = 0; status == IS_OK && r < b->repeat; r++) {
-        status = run_once(m, number, facts, q->question, WAY_PREFILL, &stats, &build_ms, err);
+        status = run_once(m, number, facts, q->question, false, 0, &stats, &build_ms, err);
         if (status != IS_OK) break;
         put(&c->ttft[WAY_PREFILL], build_ms + stats.ttft_ms);
-        for (uint32_t i = 0; status == IS_OK && i < 3; i++) {
-            status = run_once(m, number, facts, q->question, WAY_INJECT, &stats, &build_ms, err);
+        /* By turns, so that both find the processor's caches as the other left them. */
+        for (uint32_t i = 0; status == IS_OK && i < PAIRS; i++) {
+            uint64_t salt = ++b->salt;
+            status = run_once(m, number, facts, q->question, true, salt, &stats, &build_ms, err);
+            if (status != IS_OK) break;
             put(&c->ttft[WAY_INJECT], build_ms + stats.ttft_ms);
             put(&c->fetch, build_ms);
             put(&c->inject, stats.inject_ms);
             put(&c->memory_tokens, stats.tokens_injected);
             put(&c->tail_tokens, stats.tokens_prefilled);
             put(&c->bytes, (double)stats.inject_bytes);
-            if (status == IS_OK) status = measure_copy(stats.inject_bytes, 1, &c->copy, err);
-        }
-        /* The first of these leaves the memory in the cache. */
-        for (uint32_t i = 0; status == IS_OK && i < 4; i++) {
-            status = run_once(m, number, facts, q->question, WAY_RESIDENT, &stats, &build_ms, err);
+            status = run_once(m, number, facts, q->question, true, salt, &stats, &build_ms, err);
             if (stats.tokens_resident > 0) put(&c->ttft[WAY_RESIDENT], stats.ttft_ms);
         }
+        if (status == IS_OK) status = measure_copy((uint64_t)c->bytes.v[c->bytes.n - 1], PAIRS, &c->copy, err);
         if (status == IS_OK && is_cli_interrupted()) status = is_fail(err, IS_ECANCELED, "interrupted");
     }
     for (uint32_t r = 0; status == IS_OK && r < b->repeat; r++) { /* retrieval with everything warm */
@@ -162,7 +164,7 @@ static is_status measure_first(is_bench *b, uint32_t k, double *first_ms, is_err
     if (status == IS_OK)
         status = is_rank(b->memory, number, b->questions[0].question, k, NULL, &facts, &embed_ms, &rank_ms, err);
     if (status == IS_OK)
-        status = run_once(b->memory, number, facts, b->questions[0].question, WAY_INJECT, &stats, &build_ms, err);
+        status = run_once(b->memory, number, facts, b->questions[0].question, true, 0, &stats, &build_ms, err);
     *first_ms = build_ms + stats.ttft_ms;
     is_fact_list_free(facts);
     return status;

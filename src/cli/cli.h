@@ -83,9 +83,10 @@ bool is_cli_read_id(const char *text, int64_t *out);
 
 /* ------------------------------------------------------------ open.c: the store and its models */
 
-#define IS_CLI_CREATE 1u /* the store may be new */
-#define IS_CLI_EMBED  2u /* search needs the embedding model; when setup has not made one, words must do */
-#define IS_CLI_CHAT   4u /* the chat model is needed */
+#define IS_CLI_CREATE     1u /* the store may be new */
+#define IS_CLI_EMBED      2u /* search needs the embedding model; when setup has not made one, words must do */
+#define IS_CLI_CHAT       4u /* the chat model is needed */
+#define IS_CLI_BACKGROUND 8u /* facts are encoded beside what else is done */
 
 /* Opens the store as the options say.  *out: is_close. */
 is_status is_cli_open(const is_cli *cli, unsigned needs, is_memory **out, is_error *err);
@@ -186,5 +187,7 @@ int is_cmd_verify(int argc, char **argv);
 int is_cmd_doctor(int argc, char **argv);
 int is_cmd_demo(int argc, char **argv);
 int is_cmd_bench(int argc, char **argv);
+int is_cmd_serve(int argc, char **argv);
+int is_cmd_key(int argc, char **argv);
 
 #endif

@@ -18,7 +18,9 @@ static const struct {
      "time to first token over k: prefilled, injected, and with the memory already in the cache"},
     {"encode", is_bench_encode, "what encoding costs, by recipe"},
     {"retrieve", is_bench_retrieve, "search in one scope of 100,000 facts"},
+    {"chat", is_bench_chat, "a conversation that goes on: time to first token and fidelity by turn"},
     {"fidelity", is_bench_fidelity, "how close injected memory comes to a full prefill, by recipe"},
+    {"throughput", is_bench_throughput, "requests a second over HTTP under load, beside llama.cpp's own server"},
 };
 
 static void print_help(FILE *out)

@@ -1,7 +1,7 @@
 /*
  * inferscale demo: the whole idea in one run.  The sample conversation's facts are imported and encoded once; then
- * each question is asked twice on the same open memory, with the same facts in the same order: once their text is
- * prefilled, once their KV state is injected.  A second run finds everything encoded.
+ * each question is asked twice of a running server, over HTTP, with the same facts in the same order: once their text
+ * is prefilled, once their KV state is injected.  A second run finds everything encoded.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -9,7 +9,9 @@
 
 #include "common/common.h"
 #include "demo.h"
+#include "http.h"
 #include "memory/import.h"
+#include "server/server.h"
 
 #define MAX_SEEN 1000000 /* facts of the store that the sample's are compared with */
 
@@ -111,23 +113,60 @@ static is_status encode(is_demo *demo, is_memory *memory, is_error *err)
 
 /* ------------------------------------------------------------ asking */
 
-static bool on_token(void *user, const char *piece, size_t n)
+static double number(const json_t *object, const char *name)
 {
-    (void)user;
-    (void)piece;
-    (void)n;
-    return !is_cli_interrupted();
+    return json_number_value(json_object_get(object, name));
 }
 
-static is_status ask(const is_demo *demo, is_memory *memory, const char *question, is_mode mode, uint32_t k,
-                     uint32_t max_tokens, is_answer **out, is_error *err)
+static uint32_t count(const json_t *object, const char *name)
 {
-    is_ask_options options = is_ask_options_default(); /* greedy */
-    options.k = k;
-    options.mode = mode;
-    options.max_tokens = max_tokens;
-    options.on_token = on_token;
-    is_status status = is_ask(memory, &demo->cli->scope, question, &options, out, err);
+    return (uint32_t)json_integer_value(json_object_get(object, name));
+}
+
+/* What the server's reply says, in the form that the report shows. */
+static is_answer *read_reply(const json_t *reply)
+{
+    const json_t *choice = json_array_get(json_object_get(reply, "choices"), 0);
+    const json_t *memory = json_object_get(reply, "inferscale");
+    const json_t *timing = json_object_get(memory, "timing");
+    const char *text = json_string_value(json_object_get(json_object_get(choice, "message"), "content"));
+    const char *finish = json_string_value(json_object_get(choice, "finish_reason"));
+    is_answer *answer = calloc(1, sizeof *answer);
+    if (answer == NULL) is_cli_no_memory();
+    answer->text = strdup(text == NULL ? "" : text);
+    answer->facts = calloc(1, sizeof *answer->facts);
+    if (answer->text == NULL || answer->facts == NULL) is_cli_no_memory();
+    answer->finish = finish != NULL && strcmp(finish, "length") == 0 ? "length" : "stop";
+    answer->facts_dropped = count(memory, "dropped");
+    answer->facts_injected = count(memory, "facts_injected");
+    answer->tokens_injected = count(memory, "tokens_injected");
+    answer->tokens_prefilled = count(memory, "tokens_prefilled");
+    answer->tokens_generated = count(json_object_get(reply, "usage"), "completion_tokens");
+    answer->inject_bytes = (uint64_t)json_integer_value(json_object_get(memory, "inject_bytes"));
+    answer->timing = (is_timing){.embed_ms = number(timing, "embed_ms"),
+                                 .rank_ms = number(timing, "rank_ms"),
+                                 .fetch_ms = number(timing, "fetch_ms"),
+                                 .inject_ms = number(timing, "inject_ms"),
+                                 .prefill_ms = number(timing, "prefill_ms"),
+                                 .queue_ms = number(timing, "queue_ms"),
+                                 .ttft_ms = number(timing, "ttft_ms"),
+                                 .total_ms = number(timing, "total_ms")};
+    return answer;
+}
+
+static is_status ask(const is_demo *demo, const char *question, const char *mode, uint32_t k, uint32_t max_tokens,
+                     is_answer **out, is_error *err)
+{
+    json_t *reply = NULL;
+    json_t *body =
+        json_pack("{s:s, s:s, s:i, s:i, s:[{s:s, s:s}], s:{s:s, s:i, s:s}}", "model", "inferscale", "user",
+                  demo->cli->scope.user, "temperature", 0, "max_tokens", (int)max_tokens, "messages", "role", "user",
+                  "content", question, "inferscale", "mode", mode, "k", (int)k, "history", "recompute");
+    *out = NULL;
+    is_status status = is_cli_post(demo->url, body, &reply, err);
+    json_decref(body);
+    if (status == IS_OK) *out = read_reply(reply);
+    json_decref(reply);
     if (status == IS_OK && is_cli_interrupted()) status = is_fail(err, IS_ECANCELED, "interrupted");
     return status;
 }
@@ -137,33 +176,47 @@ static is_status ask(const is_demo *demo, is_memory *memory, const char *questio
  * chunks read from disk (all of them: k is as large as it may be), memory touched for the first time, the model's
  * weights paged in.  A few facts are enough to make prefill touch all that it uses.
  */
-static is_status warm_up(const is_demo *demo, is_memory *memory, is_error *err)
+static is_status warm_up(const is_demo *demo, is_error *err)
 {
     static const char question[] = "What do you remember about me?";
     is_answer *inject = NULL;
     is_answer *prefill = NULL;
-    is_status status = ask(demo, memory, question, IS_MODE_INJECT, 200, 2, &inject, err);
-    if (status == IS_OK) status = ask(demo, memory, question, IS_MODE_PREFILL, 5, 2, &prefill, err);
+    is_status status = ask(demo, question, "inject", 200, 2, &inject, err);
+    if (status == IS_OK) status = ask(demo, question, "prefill", 5, 2, &prefill, err);
     is_answer_free(inject);
     is_answer_free(prefill);
     return status;
 }
 
-static is_status ask_all(is_demo *demo, is_memory *memory, is_error *err)
+static is_status ask_each(is_demo *demo, is_error *err)
 {
-    say(demo,
-        "3. Asking: each question twice, with the same %d facts. Prefilled is how memory is served today: the\n"
-        "   facts' text is put into the prompt and read by the model each time. Injected is InferScale: their\n"
-        "   KV state is put into the model's cache, and only the question is read",
-        IS_DEMO_K);
-    is_status status = warm_up(demo, memory, err);
+    is_status status = warm_up(demo, err);
     for (size_t i = 0; i < demo->n_asked && status == IS_OK; i++) {
         is_demo_question *q = &demo->asked[i];
-        status = ask(demo, memory, q->question, IS_MODE_PREFILL, IS_DEMO_K, IS_DEMO_MAX_TOKENS, &q->prefill, err);
-        if (status == IS_OK)
-            status = ask(demo, memory, q->question, IS_MODE_INJECT, IS_DEMO_K, IS_DEMO_MAX_TOKENS, &q->inject, err);
+        status = ask(demo, q->question, "prefill", IS_DEMO_K, IS_DEMO_MAX_TOKENS, &q->prefill, err);
+        if (status == IS_OK) status = ask(demo, q->question, "inject", IS_DEMO_K, IS_DEMO_MAX_TOKENS, &q->inject, err);
         if (status == IS_OK && !demo->cli->json) is_demo_print_question(q, i + 1);
     }
+    return status;
+}
+
+static is_status ask_all(is_demo *demo, is_memory *memory, is_error *err)
+{
+    is_server *server = NULL;
+    is_server_options options = is_server_options_default();
+    options.port = 0; /* any free one */
+    options.workers = 2;
+    is_status status = is_server_start(memory, &options, &server, err);
+    if (status != IS_OK) return status;
+    (void)snprintf(demo->url, sizeof demo->url, "http://127.0.0.1:%u/v1/chat/completions", is_server_port(server));
+    say(demo,
+        "3. Asking a server at %s: each question twice, with the same\n"
+        "   %d facts. Prefilled is how memory is served today: the facts' text is put into the prompt and read by\n"
+        "   the model each time. Injected is InferScale: their KV state is put into the model's cache, and only\n"
+        "   the question is read",
+        demo->url, IS_DEMO_K);
+    status = ask_each(demo, err);
+    is_server_stop(server);
     return status;
 }
 

@@ -16,6 +16,7 @@ typedef struct is_demo_question {
 
 typedef struct is_demo {
     const is_cli *cli;
+    char url[96];                          /* of the server's chat completions */
     char *store, *model, *embedding_model; /* paths; free() */
     json_t *machine;
     json_t *system;    /* is_describe */

@@ -128,6 +128,7 @@ void is_demo_print_end(const is_demo *demo)
            "because a stored fact was encoded behind a few other facts instead of all that stand before it now.\n",
            is_demo_median_speedup(demo), is_cli_duration(demo->total_ms).s);
     printf("\nWhat to try next:\n");
+    print_command(demo, "serve");
     print_command(demo, "ask \"What is my niece called?\" --facts");
     print_command(demo, "search \"the new kitchen\" -k 5");
     print_command(demo, "add \"Nadia's new bicycle is a green Gazelle.\" --time 2025-06-01");

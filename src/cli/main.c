@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "cli.h"
@@ -26,6 +27,8 @@ static const command COMMANDS[] = {
     {"stats", is_cmd_stats, "what the store holds"},
     {"verify", is_cmd_verify, "check every stored byte, and repair"},
     {"doctor", is_cmd_doctor, "whether everything here works, and what to do if not"},
+    {"serve", is_cmd_serve, "serve OpenAI's interface with memory, and a dashboard"},
+    {"key", is_cmd_key, "make an API key for the server"},
     {"bench", is_cmd_bench, "measure this system on this machine"},
 };
 #define N_COMMANDS (sizeof COMMANDS / sizeof COMMANDS[0])
@@ -107,8 +110,24 @@ static int run(int argc, char **argv)
     return IS_EXIT_USAGE;
 }
 
+/*
+ * The engine's threads wait for one another some hundred times a token.  OpenMP's runtime lets them spin for a
+ * millisecond each time, which on a machine that others use too makes a prefill take ten times as long: whoever is
+ * waited for has no core.  A short spin costs next to nothing on an idle machine.  The runtime reads this when it is
+ * loaded, so the program begins anew with it.
+ */
+#define SPINS "2000"
+
+static void spin_less(char **argv)
+{
+    if (getenv("GOMP_SPINCOUNT") != NULL || getenv("OMP_WAIT_POLICY") != NULL) return;
+    if (setenv("GOMP_SPINCOUNT", SPINS, 1) == 0) (void)execv("/proc/self/exe", argv); /* else as it is */
+}
+
 int main(int argc, char **argv)
 {
+    spin_less(argv);
+    (void)prctl(PR_SET_NAME, "inferscale"); /* began anew it would be called "exe" */
     hold_standard_streams();
     (void)signal(SIGPIPE, SIG_IGN); /* a reader that goes away is an error like any other */
     return is_cli_end_output(run(argc, argv));

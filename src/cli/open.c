@@ -134,7 +134,9 @@ is_status is_cli_open(const is_cli *cli, unsigned needs, is_memory **out, is_err
     if (cli->context > 0) options.context = cli->context;
     options.slots = cli->slots > 0 ? cli->slots : 1; /* a command asks one question at a time */
     options.threads = cli->threads;
-    options.background = false; /* commands that encode wait for it, and show it */
+    /* Commands that encode wait for it, and show it. */
+    options.background = (needs & IS_CLI_BACKGROUND) != 0;
+    if (!options.background) options.conversation_budget = 0; /* one question, one answer */
     options.log = on_log;
     options.log_user = (void *)cli;
     if (status == IS_OK) status = is_open(&options, out, err);

@@ -45,17 +45,34 @@ typedef struct is_run_stats {
 typedef struct is_run {
     is_plan plan;
     is_sampling sampling;
+    const is_logit_bias *logit_bias;
+    size_t n_logit_bias;
+    const char *grammar;     /* GBNF; NULL: free */
+    const char *json_schema; /* or as a JSON schema; "{}": any JSON object; NULL: free */
+    const char *tool_format; /* is_prompt_parts.tool_format, in place of both; text then comes at the end; NULL: none */
     uint32_t max_tokens;
     const char *const *stop;
     size_t n_stop;
-    is_token_fn on_token; /* on the owner thread; whole UTF-8 characters; may be NULL */
+    bool keep;                /* what the run leaves in the cache is wanted as chunks */
+    uint32_t keep_from;       /* from this token of the plan on */
+    uint32_t n_logprobs;      /* 0..IS_MAX_LOGPROBS */
+    is_logprob_fn on_logprob; /* on the owner thread, before the token's text goes out; may be NULL */
+    is_token_fn on_token;     /* on the owner thread; whole UTF-8 characters; may be NULL */
     void *user;
-    const atomic_bool *cancel; /* may be NULL; looked at between steps */
+    is_canceled_fn canceled; /* on the owner thread, between steps; may be NULL */
 } is_run;
+
+/* A sealed chunk, free(); NULL: none. */
+typedef struct is_kept {
+    void *bytes;
+    size_t size;
+} is_kept;
 
 typedef struct is_run_result {
     char *text;         /* free() */
-    const char *finish; /* "stop", "length", "canceled" */
+    char *tool_calls;   /* JSON array, free(); NULL: none */
+    const char *finish; /* "stop", "length", "canceled", "tool_calls" */
+    is_kept kept[2];    /* the prompt from is_run.keep_from on, and the answer; where they could be read */
     is_run_stats stats;
 } is_run_result;
 
@@ -92,7 +109,18 @@ typedef struct is_prompt_parts {
     size_t n_header;
     int32_t *tail; /* tokens behind the last fact, to the assistant's opening */
     size_t n_tail;
+    char *tool_format; /* how calls are written and read, for is_run; the engine's own form, free(); NULL: no tools */
 } is_prompt_parts;
+
+/* Functions that an answer may call. */
+typedef struct is_tools {
+    const char *functions;   /* JSON array as in OpenAI's API */
+    const char *choice;      /* "auto" (or NULL), "none", "required", or a function's name */
+    const char *json_schema; /* what an answer without calls must be; NULL: free */
+    bool one_call;
+} is_tools;
+
+#define IS_MAX_LOGPROBS 20
 
 /* What the engine's implementation provides; is_engine's first member points to one of these. */
 typedef struct is_engine_ops {
@@ -105,9 +133,12 @@ typedef struct is_engine_ops {
     /* *tokens: free().  special: control tokens in the text are recognised; never for users' text. */
     is_status (*tokenize)(is_engine *engine, const char *text, bool special, int32_t **tokens, size_t *n,
                           is_error *err);
-    /* The chat template around a system message whose text is system_head, then the facts, then system_tail. */
+    /* The chat template around a system message whose text is system_head, then the facts, then system_tail.
+     * system_head NULL: the header is known, only the tail is made.  Roles are user, assistant, system, developer
+     * (as system) and, with tools, tool.  tools may be NULL; with them the template may write another header.
+     * IS_EUNSUPPORTED: the template knows no tools. */
     is_status (*render)(is_engine *engine, const char *system_head, const char *system_tail, const is_message *messages,
-                        size_t n_messages, is_prompt_parts *out, is_error *err);
+                        size_t n_messages, const is_tools *tools, is_prompt_parts *out, is_error *err);
     is_status (*run)(is_engine *engine, const is_run *run, is_run_result *out, is_error *err);  /* blocks */
     is_status (*score)(is_engine *engine, is_score *score, is_run_stats *stats, is_error *err); /* blocks */
     is_status (*encode)(is_engine *engine, is_encode_job *job, is_error *err); /* blocks; lower priority */

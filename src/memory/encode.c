@@ -13,9 +13,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-#define PAGE 64 /* facts looked up at a time   */
-#define JOB  32 /* facts of one engine job     */
+#define PAGE    64  /* facts looked up at a time   */
+#define JOB     32  /* facts of one engine job     */
+#define WAIT_MS 200 /* between two reports of one who waits */
 
 typedef struct encode_run {
     is_memory *memory;
@@ -131,8 +133,12 @@ is_status is_prefix_build(is_memory *memory, int64_t scope, const is_recipe *rec
 
 /* ------------------------------------------------------------ one job */
 
+/* Which of a scope's prefixes a fact has: facts of one kind share theirs, so it is made once a job. */
+typedef enum prefix_kind { PREFIX_OWN, PREFIX_OF_OLDEST, PREFIX_OF_REST } prefix_kind;
+
 typedef struct batch {
     is_prefix prefix;
+    prefix_kind kind;
     is_encode_target targets[JOB];
     int32_t *tokens[JOB];
     int64_t ids[JOB];
@@ -147,6 +153,20 @@ static void batch_clear(batch *b)
     }
     is_prefix_free(&b->prefix);
     b->n = 0;
+}
+
+/* Whether the fact is one of the first n. */
+static bool in_list(const is_fact_list *list, size_t n, int64_t id)
+{
+    for (size_t i = 0; i < list->n && i < n; i++)
+        if (list->facts[i].id == id) return true;
+    return false;
+}
+
+static prefix_kind kind_of(const is_recipe *recipe, const is_fact_list *primer, const is_fact *fact)
+{
+    if (recipe->window > 0 || primer->n < 2 * (size_t)recipe->primer) return PREFIX_OWN;
+    return in_list(primer, recipe->primer, fact->id) ? PREFIX_OF_OLDEST : PREFIX_OF_REST;
 }
 
 static bool same_prefix(const is_prefix *a, const is_prefix *b)
@@ -165,6 +185,21 @@ static is_status tick(encode_run *run, uint64_t n, is_error *err)
     return IS_OK;
 }
 
+void is_set_on_encoded(is_memory *memory, is_encoded_fn fn, void *user)
+{
+    pthread_mutex_lock(&memory->watch_lock);
+    memory->on_encoded = fn;
+    memory->on_encoded_user = user;
+    pthread_mutex_unlock(&memory->watch_lock);
+}
+
+static void tell_encoded(is_memory *m, uint32_t facts, double ms)
+{
+    pthread_mutex_lock(&m->watch_lock);
+    if (m->on_encoded != NULL) m->on_encoded(m->on_encoded_user, facts, ms);
+    pthread_mutex_unlock(&m->watch_lock);
+}
+
 /* Encodes the batch and stores its chunks. */
 static is_status batch_run(encode_run *run, int64_t scope, batch *b, is_error *err)
 {
@@ -176,7 +211,9 @@ static is_status batch_run(encode_run *run, int64_t scope, batch *b, is_error *e
                          .cancel = &m->closing,
                          .targets = b->targets,
                          .n_targets = b->n};
+    double begin = is_now_ms();
     is_status status = m->engine->ops->encode(m->engine, &job, err);
+    if (status == IS_OK) tell_encoded(m, (uint32_t)b->n, is_now_ms() - begin);
     for (size_t i = 0; status == IS_OK && i < b->n; i++) {
         is_error why = {0};
         status = is_store_put_chunk(m->store, scope, b->ids[i], &m->key, b->targets[i].bytes, b->targets[i].size,
@@ -189,47 +226,52 @@ static is_status batch_run(encode_run *run, int64_t scope, batch *b, is_error *e
     return status == IS_OK ? tick(run, n, err) : status;
 }
 
+/* Gives the batch the fact's prefix; what is in the batch with another one is run first. */
+static is_status batch_prefix(encode_run *run, int64_t scope, const is_fact_list *primer, const is_fact *fact, batch *b,
+                              is_error *err)
+{
+    is_memory *m = run->memory;
+    prefix_kind kind = kind_of(&m->recipe, primer, fact);
+    if (b->n > 0 && b->kind == kind && kind != PREFIX_OWN) return IS_OK;
+    is_prefix prefix;
+    is_status status = is_prefix_build(m, scope, &m->recipe, primer, fact, &prefix, err);
+    if (status == IS_OK && b->n > 0 && !same_prefix(&prefix, &b->prefix)) status = batch_run(run, scope, b, err);
+    if (status != IS_OK) {
+        is_prefix_free(&prefix);
+        return status;
+    }
+    is_prefix_free(&b->prefix);
+    b->prefix = prefix;
+    b->kind = kind;
+    return IS_OK;
+}
+
 /* Adds a fact to the batch; a batch that is full or has another prefix is run first. */
 static is_status batch_add(encode_run *run, int64_t scope, const is_fact_list *primer, const is_fact *fact, batch *b,
                            is_error *err)
 {
     is_memory *m = run->memory;
-    is_prefix prefix;
-    is_status status = is_prefix_build(m, scope, &m->recipe, primer, fact, &prefix, err);
-    if (status == IS_OK && b->n > 0 && (b->n == JOB || !same_prefix(&prefix, &b->prefix)))
-        status = batch_run(run, scope, b, err);
     int32_t *tokens = NULL;
     uint32_t n = 0;
     uint8_t text[16];
+    is_status status = b->n == JOB ? batch_run(run, scope, b, err) : IS_OK;
+    if (status == IS_OK) status = batch_prefix(run, scope, primer, fact, b, err);
     if (status == IS_OK) status = is_fact_tokens(m, fact, &tokens, &n, text, err);
-    bool fits = prefix.n + n <= m->engine->ops->context(m->engine);
-    if (status != IS_OK || !fits) {
-        if (!fits) is_memory_log(m, 1, "fact %lld is too long to be encoded; it is prefilled", (long long)fact->id);
+    if (status != IS_OK) return status;
+    if (b->prefix.n + n > m->engine->ops->context(m->engine)) {
+        is_memory_log(m, 1, "fact %lld is too long to be encoded; it is prefilled", (long long)fact->id);
         free(tokens);
-        is_prefix_free(&prefix);
-        return status;
+        return IS_OK;
     }
-    if (b->n == 0)
-        b->prefix = prefix;
-    else
-        is_prefix_free(&prefix);
-    b->tokens[b->n] = tokens;
-    b->ids[b->n] = fact->id;
-    b->targets[b->n] = (is_encode_target){.tokens = tokens, .n_tokens = n};
-    memcpy(b->targets[b->n].text, text, sizeof text);
-    b->n++;
+    is_encode_target *target = &b->targets[b->n];
+    *target = (is_encode_target){.tokens = tokens, .n_tokens = n};
+    memcpy(target->text, text, sizeof text);
+    b->ids[b->n] = fact->id; // NOLINT(clang-analyzer-unix.Malloc): it loses sight of b->prefix here
+    b->tokens[b->n++] = tokens;
     return IS_OK;
 }
 
 /* ------------------------------------------------------------ everything pending */
-
-/* Whether the fact is one of the first n. */
-static bool in_list(const is_fact_list *list, size_t n, int64_t id)
-{
-    for (size_t i = 0; i < list->n && i < n; i++)
-        if (list->facts[i].id == id) return true;
-    return false;
-}
 
 /*
  * Facts that were encoded while the scope had too few others for a whole primer are encoded again, once, when it has
@@ -314,10 +356,41 @@ static is_status encode_all(encode_run *run, int64_t scope, is_error *err)
     return status;
 }
 
-static is_status encode_locked(is_memory *m, int64_t scope, is_progress_fn progress, void *user, is_error *err)
+/*
+ * Waits until nobody else encodes; the others do so for this caller too, so that what they get done is its progress.
+ * `total`: what was pending when it began to wait, or has come since; 0 when there was no need to.
+ */
+static is_status lock_encoding(is_memory *m, int64_t scope, is_progress_fn progress, void *user, uint64_t *total,
+                               is_error *err)
+{
+    for (;;) {
+        struct timespec until;
+        (void)clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += WAIT_MS * 1000000L;
+        until.tv_sec += until.tv_nsec / 1000000000L;
+        until.tv_nsec %= 1000000000L;
+        if (pthread_mutex_timedlock(&m->encode_lock, &until) == 0) return IS_OK;
+        if (atomic_load(&m->closing)) return is_fail(err, IS_ECANCELED, "the memory is being closed");
+        if (progress == NULL) continue;
+        uint64_t pending;
+        is_status status = is_store_count_pending(m->store, scope, &m->key, &pending, err);
+        if (status != IS_OK) return status;
+        if (pending > *total) *total = pending;
+        if (!progress(user, *total - pending, *total))
+            return is_fail(err, IS_ECANCELED, "encoding was stopped; %llu facts stay pending",
+                           (unsigned long long)pending);
+    }
+}
+
+static is_status encode_locked(is_memory *m, int64_t scope, is_progress_fn progress, void *user, uint64_t seen,
+                               is_error *err)
 {
     encode_run run = {.memory = m, .progress = progress, .user = user};
     is_status status = is_store_count_pending(m->store, scope, &m->key, &run.total, err);
+    if (seen > run.total) {
+        run.done = seen - run.total;
+        run.total = seen;
+    }
     if (status == IS_OK && run.total > 0 && progress != NULL) status = tick(&run, 0, err);
     if (status == IS_OK) status = encode_all(&run, scope, err);
     uint64_t dropped = 0;
@@ -340,8 +413,10 @@ static is_status encode_pending_inside(is_memory *memory, const is_scope *scope,
         is_status status = is_memory_scope(memory, scope, false, &number, err);
         if (status != IS_OK) return status;
     }
-    pthread_mutex_lock(&memory->encode_lock);
-    is_status status = encode_locked(memory, number, progress, user, err);
+    uint64_t seen = 0;
+    is_status status = lock_encoding(memory, number, progress, user, &seen, err);
+    if (status != IS_OK) return status;
+    status = encode_locked(memory, number, progress, user, seen, err);
     pthread_mutex_unlock(&memory->encode_lock);
     return status;
 }

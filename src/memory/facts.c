@@ -1,9 +1,9 @@
 /*
- * Facts: added, listed, forgotten, searched.
+ * Facts: added, listed, changed, forgotten, searched.
  *
  * A fact is embedded before its transaction, so that text and vector become durable together; encoding
- * follows in the background.  Facts that were added without an embedding model get their vectors when their
- * scope is first searched with one.
+ * follows in the background.  The same holds for a new text of a fact.  Facts that were added without an embedding
+ * model get their vectors when their scope is first searched with one.
  */
 #include "memory.h"
 
@@ -128,6 +128,97 @@ is_status is_list(is_memory *memory, const is_scope *scope, int64_t after, size_
     return status;
 }
 
+static is_status get_inside(is_memory *memory, const is_scope *scope, const int64_t *ids, size_t n, is_fact_list **out,
+                            is_error *err)
+{
+    int64_t number;
+    is_status status = is_memory_scope(memory, scope, false, &number, err);
+    if (status == IS_OK) status = is_store_get(memory->store, number, ids, n, out, err);
+    if (status == IS_OK) status = mark_ready(memory, number, *out, err);
+    if (status != IS_OK) {
+        is_fact_list_free(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+is_status is_get(is_memory *memory, const is_scope *scope, const int64_t *ids, size_t n, is_fact_list **out,
+                 is_error *err)
+{
+    *out = NULL;
+    is_status status = is_memory_enter(memory, err);
+    if (status != IS_OK) return status;
+    status = get_inside(memory, scope, ids, n, out, err);
+    is_memory_leave(memory);
+    return status;
+}
+
+/* ------------------------------------------------------------ changing, history */
+
+static is_status change_inside(is_memory *memory, const is_scope *scope, int64_t id, const is_fact *change,
+                               is_error *err)
+{
+    int64_t number;
+    uint16_t *vector = NULL;
+    bool embed = memory->embedder != NULL && change->text != NULL && change->text[0] != '\0';
+    is_status status = is_memory_scope(memory, scope, false, &number, err);
+    if (status == IS_OK && embed) status = embed_f16(memory, &change->text, 1, &vector, err);
+    if (status == IS_OK)
+        status = is_store_change_fact(memory->store, number, id, change, vector,
+                                      embed ? is_embedder_dim(memory->embedder) : 0,
+                                      embed ? is_embedder_name(memory->embedder) : NULL, err);
+    free(vector);
+    if (status != IS_OK) return status;
+    is_conversation_forget(memory->conversations, is_scope_key(scope));
+    is_worker_notify(memory); /* what was encoded behind it is made anew too */
+    return IS_OK;
+}
+
+is_status is_change_fact(is_memory *memory, const is_scope *scope, int64_t id, const is_fact *change, is_error *err)
+{
+    is_status status = is_memory_enter(memory, err);
+    if (status != IS_OK) return status;
+    status = change_inside(memory, scope, id, change, err);
+    is_memory_leave(memory);
+    return status;
+}
+
+is_status is_history(is_memory *memory, const is_scope *scope, int64_t id, is_edition_list **out, is_error *err)
+{
+    int64_t number;
+    *out = NULL;
+    is_status status = is_memory_enter(memory, err);
+    if (status != IS_OK) return status;
+    status = is_memory_scope(memory, scope, false, &number, err);
+    if (status == IS_OK) status = is_store_history(memory->store, number, id, out, err);
+    is_memory_leave(memory);
+    return status;
+}
+
+is_status is_list_scopes(is_memory *memory, const char *tenant, int64_t after, size_t limit, is_scope_info **out,
+                         size_t *n, is_error *err)
+{
+    *out = NULL;
+    *n = 0;
+    is_status status = is_memory_enter(memory, err);
+    if (status != IS_OK) return status;
+    status = is_store_list_scopes(memory->store, tenant, after, limit, out, n, err);
+    is_memory_leave(memory);
+    return status;
+}
+
+is_status is_scope_of(is_memory *memory, const char *tenant, int64_t id, is_scope_info **out, is_error *err)
+{
+    *out = NULL;
+    is_status status = is_memory_enter(memory, err);
+    if (status != IS_OK) return status;
+    status = is_store_scope_of(memory->store, tenant, id, out, err);
+    is_memory_leave(memory);
+    return status;
+}
+
+/* ------------------------------------------------------------ forgetting */
+
 static is_status forget_inside(is_memory *memory, const is_scope *scope, const int64_t *ids, size_t n,
                                size_t *forgotten, is_error *err)
 {
@@ -137,6 +228,7 @@ static is_status forget_inside(is_memory *memory, const is_scope *scope, const i
     if (status == IS_OK) status = is_store_forget(memory->store, number, ids, n, forgotten, err);
     if (status != IS_OK) return status;
     is_index_drop(memory->index, number);
+    is_conversation_forget(memory->conversations, is_scope_key(scope));
     is_worker_notify(memory); /* what was encoded behind it is made anew */
     return IS_OK;
 }
@@ -176,20 +268,14 @@ static void set_checked(is_memory *memory, int64_t scope)
 static is_status embed_list(is_memory *memory, const is_fact_list *list, is_error *err)
 {
     const char **texts = malloc(list->n * sizeof *texts);
-    int64_t *ids = malloc(list->n * sizeof *ids);
     uint16_t *vectors = NULL;
-    is_status status = IS_OK;
-    if (texts == NULL || ids == NULL) status = is_fail(err, IS_ENOMEM, "no memory for %zu embeddings", list->n);
-    for (size_t i = 0; status == IS_OK && i < list->n; i++) {
-        texts[i] = list->facts[i].text;
-        ids[i] = list->facts[i].id;
-    }
-    if (status == IS_OK) status = embed_f16(memory, texts, list->n, &vectors, err);
+    if (texts == NULL) return is_fail(err, IS_ENOMEM, "no memory for %zu embeddings", list->n);
+    for (size_t i = 0; i < list->n; i++) texts[i] = list->facts[i].text;
+    is_status status = embed_f16(memory, texts, list->n, &vectors, err);
     if (status == IS_OK)
-        status = is_store_put_embeddings(memory->store, ids, vectors, list->n, is_embedder_dim(memory->embedder),
-                                         is_embedder_name(memory->embedder), err);
+        status = is_store_put_embeddings_of(memory->store, list, vectors, is_embedder_dim(memory->embedder),
+                                            is_embedder_name(memory->embedder), err);
     free(texts);
-    free(ids);
     free(vectors);
     return status;
 }

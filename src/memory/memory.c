@@ -17,6 +17,7 @@ is_options is_options_default(void)
         .system_prompt = NULL,
         .host_budget = (uint64_t)1 << 30,
         .slots = 1,
+        .conversation_budget = (uint64_t)256 << 20,
         .background = true,
     };
 }
@@ -103,6 +104,7 @@ is_status is_open(const is_options *options, is_memory **out, is_error *err)
     pthread_mutex_init(&memory->scope_lock, NULL);
     pthread_mutex_init(&memory->encode_lock, NULL);
     pthread_mutex_init(&memory->worker_lock, NULL);
+    pthread_mutex_init(&memory->watch_lock, NULL);
     pthread_cond_init(&memory->worker_wake, NULL);
     pthread_cond_init(&memory->quiet, NULL);
     memory->key.recipe = memory->recipe_name;
@@ -112,6 +114,8 @@ is_status is_open(const is_options *options, is_memory **out, is_error *err)
     is_status status = memory->system_prompt == NULL ? is_fail(err, IS_ENOMEM, "no memory to open %s", options->store)
                                                      : is_store_open(&store, &memory->store, err);
     if (status == IS_OK) status = settle_recipe(memory, options->recipe, err);
+    if (status == IS_OK && options->model != NULL && options->conversation_budget > 0)
+        status = is_conversations_open(options->conversation_budget, &memory->conversations, err);
     if (status == IS_OK) status = open_models(memory, options, err);
     if (status == IS_OK && memory->engine != NULL && options->background) status = is_worker_start(memory, err);
     if (status != IS_OK) {
@@ -131,6 +135,7 @@ void is_close(is_memory *memory)
     pthread_mutex_unlock(&memory->worker_lock);
     is_engine_close(memory->engine);
     is_index_close(memory->index);
+    is_conversations_close(memory->conversations);
     is_embedder_close(memory->embedder);
     is_store_close(memory->store);
     free(memory->header);
@@ -139,6 +144,7 @@ void is_close(is_memory *memory)
     pthread_mutex_destroy(&memory->scope_lock);
     pthread_mutex_destroy(&memory->encode_lock);
     pthread_mutex_destroy(&memory->worker_lock);
+    pthread_mutex_destroy(&memory->watch_lock);
     pthread_cond_destroy(&memory->worker_wake);
     pthread_cond_destroy(&memory->quiet);
     free(memory);

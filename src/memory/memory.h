@@ -6,6 +6,7 @@
  *   recipe.c   what stands before a fact when it is encoded
  *   encode.c   pending facts become chunks, in the background or when asked
  *   plan.c     one prompt: header, facts, tail
+ *   conversation.c   turns of a conversation, kept as chunks
  *   ask.c      a question, from the search to the last token
  *   import.c   reading conversations from files
  */
@@ -18,6 +19,7 @@
 #include "../engine/llama/llama_engine.h"
 #include "../retrieve/retrieve.h"
 #include "../store/store.h"
+#include "conversation.h"
 #include "recipe.h"
 
 #define IS_MAX_K 200
@@ -27,6 +29,7 @@ struct is_memory {
     is_engine *engine;     /* NULL: opened without a model */
     is_embedder *embedder; /* NULL: opened without one     */
     is_index *index;
+    is_conversations *conversations; /* NULL: their turns are not kept */
     is_log_fn log;
     void *log_user;
 
@@ -46,9 +49,12 @@ struct is_memory {
     bool worker_started;
     pthread_mutex_t worker_lock;
     pthread_cond_t worker_wake;
-    bool work;           /* something was added since the worker last looked */
-    atomic_bool closing; /* read by the store's warm-up, running answers and encode jobs too */
-    uint32_t callers;    /* inside a public function; is_close waits for them */
+    bool work;                /* something was added since the worker last looked */
+    atomic_bool closing;      /* read by the store's warm-up, running answers and encode jobs too */
+    is_encoded_fn on_encoded; /* under watch_lock, as its user */
+    void *on_encoded_user;
+    pthread_mutex_t watch_lock;
+    uint32_t callers; /* inside a public function; is_close waits for them */
     pthread_cond_t quiet;
 };
 
@@ -87,9 +93,11 @@ typedef struct is_prompt {
     size_t n_owned;
     is_pin **pins; /* [n_pins]: the header's, then the facts' in order of rank */
     size_t n_pins;
-    uint32_t n_facts; /* that are in the prompt: the best n_facts of the list */
-    uint32_t dropped; /* that did not fit */
-    size_t refused;   /* damaged chunks */
+    uint32_t n_facts;        /* that are in the prompt: the best n_facts of the list */
+    uint32_t dropped;        /* that did not fit */
+    size_t refused;          /* damaged chunks */
+    is_conversation history; /* turns before, as chunks at the beginning of the tail */
+    char *tool_format;       /* is_prompt_parts.tool_format */
 } is_prompt;
 
 typedef struct is_prompt_options {
@@ -98,6 +106,9 @@ typedef struct is_prompt_options {
     uint32_t reserve; /* tokens of the context that are kept for the answer */
     const is_message *messages;
     size_t n_messages;
+    const char *system;      /* the request's own system text; NULL: none */
+    const is_tools *tools;   /* NULL: none */
+    const uint64_t *history; /* the scope's key, when its conversations may be continued from chunks; else NULL */
 } is_prompt_options;
 
 /* Lays the plan for a list of facts, best first. */

@@ -1,5 +1,5 @@
 /*
- * Plans: one prompt as header, facts and tail.
+ * Plans: one prompt as header, facts and tail.  Of a conversation that goes on the tail begins with chunks too.
  *
  * Facts stand in reverse rank, the best nearest the question.  Those with a chunk come first, so that what can
  * be injected is one run at the front; those without (not encoded yet, or wanted fresh) stand behind them in
@@ -54,27 +54,57 @@ is_status is_fact_tokens(is_memory *memory, const is_fact *fact, int32_t **token
     return status;
 }
 
-static is_status render(is_memory *memory, bool with_facts, const is_message *messages, size_t n,
-                        is_prompt_parts *parts, is_error *err)
+/* The texts of the system message: the memory's prompt in front of the facts, the request's own behind them. */
+static is_status render_all(is_memory *memory, bool with_facts, const is_prompt_options *o, is_prompt_parts *parts,
+                            is_error *err)
 {
-    size_t size = strlen(memory->system_prompt) + sizeof FACTS_INTRO;
+    const char *prompt = !with_facts && o->system != NULL ? o->system : memory->system_prompt;
+    const char *behind = with_facts && o->system != NULL ? o->system : "";
+    size_t size = strlen(prompt) + sizeof FACTS_INTRO;
+    size_t tail_size = strlen(behind) + sizeof "\n\n";
     char *head = malloc(size);
-    if (head == NULL) return is_fail(err, IS_ENOMEM, "no memory for the system prompt");
-    (void)snprintf(head, size, "%s%s", memory->system_prompt, with_facts ? FACTS_INTRO : "");
-    is_status status = memory->engine->ops->render(memory->engine, head, "", messages, n, parts, err);
+    char *tail = malloc(tail_size);
+    is_status status =
+        head == NULL || tail == NULL ? is_fail(err, IS_ENOMEM, "no memory for the system prompt") : IS_OK;
+    if (status == IS_OK) {
+        (void)snprintf(head, size, "%s%s", prompt, with_facts ? FACTS_INTRO : "");
+        (void)snprintf(tail, tail_size, "%s%s", behind[0] != '\0' ? "\n\n" : "", behind);
+        /* With memories and no tools the header is always the same one and is not made again. */
+        bool known = with_facts && o->tools == NULL && memory->header != NULL;
+        status = memory->engine->ops->render(memory->engine, known ? NULL : head, tail, o->messages, o->n_messages,
+                                             o->tools, parts, err);
+    }
     free(head);
+    free(tail);
     return status;
+}
+
+/* parts->header NULL: it is the memory's, for which there is a chunk.  Tools may stand in front of the facts. */
+static is_status render(is_memory *memory, bool memories, const is_prompt_options *o, is_prompt_parts *parts,
+                        is_error *err)
+{
+    is_status status = render_all(memory, memories, o, parts, err);
+    if (status != IS_OK || !memories || parts->header == NULL) return status;
+    if (parts->n_header == memory->n_header &&
+        memcmp(parts->header, memory->header, parts->n_header * sizeof *parts->header) == 0) {
+        free(parts->header);
+        parts->header = NULL;
+        parts->n_header = 0;
+    }
+    return IS_OK;
 }
 
 is_status is_plan_header(is_memory *memory, is_error *err)
 {
     /* The header must not depend on the messages; any will do. */
     const is_message message = {"user", "?"};
+    const is_prompt_options options = {.messages = &message, .n_messages = 1};
     is_prompt_parts parts;
-    is_status status = render(memory, true, &message, 1, &parts, err);
+    free(memory->header);
+    memory->header = NULL;
+    is_status status = render_all(memory, true, &options, &parts, err);
     if (status != IS_OK) return status;
     free(parts.tail);
-    free(memory->header);
     memory->header = parts.header;
     memory->n_header = (uint32_t)parts.n_header;
     memory->engine->ops->fingerprint(memory->engine, memory->key.fingerprint);
@@ -167,13 +197,14 @@ static void order_segments(is_memory *memory, const is_segment *lines, uint32_t 
 {
     is_segment *at = p->segments;
     const is_chunk *header = p->pins == NULL || p->pins[0] == NULL ? NULL : is_pin_chunk(p->pins[0]);
-    *at++ = p->n_facts > 0 || header != NULL ? (is_segment){memory->header, memory->n_header, header}
-                                             : (is_segment){parts->header, (uint32_t)parts->n_header, NULL};
+    *at++ = parts->header == NULL ? (is_segment){memory->header, memory->n_header, header}
+                                  : (is_segment){parts->header, (uint32_t)parts->n_header, NULL};
     for (uint32_t i = p->n_facts; i-- > 0;)
         if (lines[i].chunk != NULL && i >= fresh) *at++ = lines[i];
     for (uint32_t i = p->n_facts; i-- > 0;)
         if (lines[i].chunk == NULL || i < fresh) *at++ = (is_segment){lines[i].tokens, lines[i].n_tokens, NULL};
-    *at++ = (is_segment){parts->tail, (uint32_t)parts->n_tail, NULL};
+    for (size_t i = 0; i < p->history.n; i++) *at++ = p->history.segments[i];
+    *at++ = (is_segment){parts->tail + p->history.n_tokens, (uint32_t)parts->n_tail - p->history.n_tokens, NULL};
     p->plan.segments = p->segments;
     p->plan.n_segments = (size_t)(at - p->segments);
 }
@@ -187,19 +218,26 @@ is_status is_prompt_build(is_memory *memory, int64_t scope, const is_fact_list *
     if (!memories) facts = &none;
     memset(prompt, 0, sizeof *prompt);
     is_segment *lines = calloc(facts->n + 1, sizeof *lines);
-    prompt->segments = calloc(facts->n + 2, sizeof *prompt->segments);
-    is_status status =
-        lines == NULL || prompt->segments == NULL ? is_fail(err, IS_ENOMEM, "no memory for the prompt") : IS_OK;
-    if (status == IS_OK) status = render(memory, memories, options->messages, options->n_messages, &parts, err);
+    is_status status = lines == NULL ? is_fail(err, IS_ENOMEM, "no memory for the prompt") : IS_OK;
+    if (status == IS_OK) status = render(memory, memories, options, &parts, err);
+    prompt->tool_format = parts.tool_format;
     if (status == IS_OK) status = own(prompt, parts.header, err);
     if (status == IS_OK) status = own(prompt, parts.tail, err);
     bool chunks = memories && memory->engine->ops->layout(memory->engine) != NULL;
     if (status == IS_OK && chunks) status = pin_chunks(memory, scope, facts, prompt, err);
     if (status == IS_OK) {
         uint32_t context = memory->engine->ops->context(memory->engine);
-        uint64_t fixed = (uint64_t)parts.n_header + parts.n_tail + options->reserve;
+        uint64_t header = parts.header == NULL ? memory->n_header : parts.n_header;
+        uint64_t fixed = header + parts.n_tail + options->reserve;
         uint32_t room = fixed < context ? context - (uint32_t)fixed : 0;
         status = lay_facts(memory, facts, room, lines, prompt, err);
+    }
+    if (status == IS_OK && chunks && options->history != NULL)
+        status = is_conversation_find(memory->conversations, *options->history, parts.tail, parts.n_tail,
+                                      &prompt->history, err);
+    if (status == IS_OK) {
+        prompt->segments = calloc(facts->n + prompt->history.n + 2, sizeof *prompt->segments);
+        if (prompt->segments == NULL) status = is_fail(err, IS_ENOMEM, "no memory for the prompt");
     }
     if (status == IS_OK) order_segments(memory, lines, options->fresh, &parts, prompt);
     prompt->plan.inject = options->mode == IS_MODE_INJECT;
@@ -212,8 +250,10 @@ void is_prompt_free(is_memory *memory, is_prompt *prompt)
 {
     if (prompt->pins != NULL) is_store_unpin(memory->store, prompt->pins, prompt->n_pins);
     free(prompt->pins);
+    is_conversation_release(memory->conversations, &prompt->history);
     for (size_t i = 0; i < prompt->n_owned; i++) free(prompt->owned[i]);
     free(prompt->owned);
     free(prompt->segments);
+    free(prompt->tool_format);
     memset(prompt, 0, sizeof *prompt);
 }

@@ -148,6 +148,15 @@ static is_status embed_all(is_embedder *e, const char *const *texts, size_t n, f
     return begin < n ? run_batch(e, n - begin, out + begin * e->dim, err) : IS_OK;
 }
 
+is_status is_embed_count(is_embedder *e, const char *text, uint32_t *n, is_error *err)
+{
+    int32_t tokens[EMBED_TOKENS];
+    int32_t got = 0;
+    is_status status = tokenize(e, text, tokens, &got, err);
+    *n = (uint32_t)got;
+    return status;
+}
+
 is_status is_embed(is_embedder *e, const char *const *texts, size_t n, float *out, is_error *err)
 {
     pthread_mutex_lock(&e->lock);

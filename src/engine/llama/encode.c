@@ -152,6 +152,28 @@ static bool cells_complete(const is_layout *layout, const is_state_shape *shape,
     return true;
 }
 
+void *is_chunk_new(const is_llama *engine, uint32_t n_prefix, const int32_t *prefix, const char *recipe,
+                   const is_encode_target *target, size_t *size, is_error *err)
+{
+    const is_layout *layout = &engine->layout;
+    is_chunk_info info = {.p_ref = (int32_t)n_prefix, .n_tokens = target->n_tokens};
+    memcpy(info.fingerprint, engine->fingerprint, sizeof info.fingerprint);
+    XXH128_canonical_t hash;
+    XXH128_canonicalFromHash(&hash, XXH3_128bits(prefix, n_prefix * sizeof *prefix));
+    memcpy(info.context, hash.digest, sizeof info.context);
+    memcpy(info.text, target->text, sizeof info.text);
+    strncpy(info.recipe, recipe, sizeof info.recipe - 1);
+    *size = is_chunk_bytes(layout, target->n_tokens);
+    void *chunk = *size == 0 ? NULL : aligned_alloc(IS_CHUNK_ALIGN, is_align_up(*size, IS_CHUNK_ALIGN));
+    if (chunk == NULL) {
+        (void)is_fail(err, IS_ENOMEM, "no memory for a chunk of %u tokens", target->n_tokens);
+        return NULL;
+    }
+    if (is_chunk_begin(chunk, *size, layout, &info, target->tokens, err) == IS_OK) return chunk;
+    free(chunk);
+    return NULL;
+}
+
 is_status is_chunk_extract(is_llama *engine, const uint8_t *blob, size_t size, uint32_t n_prefix, const int32_t *prefix,
                            const char *recipe, is_encode_target *target, is_error *err)
 {
@@ -164,21 +186,9 @@ is_status is_chunk_extract(is_llama *engine, const uint8_t *blob, size_t size, u
         !cells_complete(layout, &shape, &view, n_prefix, target->n_tokens))
         return is_fail(err, IS_EENGINE, "the encoder's cache does not hold the %u tokens that were just encoded",
                        target->n_tokens);
-    is_chunk_info info = {.p_ref = (int32_t)n_prefix, .n_tokens = target->n_tokens};
-    memcpy(info.fingerprint, engine->fingerprint, sizeof info.fingerprint);
-    XXH128_canonical_t hash;
-    XXH128_canonicalFromHash(&hash, XXH3_128bits(prefix, n_prefix * sizeof *prefix));
-    memcpy(info.context, hash.digest, sizeof info.context);
-    memcpy(info.text, target->text, sizeof info.text);
-    strncpy(info.recipe, recipe, sizeof info.recipe - 1);
-    size_t bytes = is_chunk_bytes(layout, target->n_tokens);
-    void *chunk = bytes == 0 ? NULL : aligned_alloc(IS_CHUNK_ALIGN, is_align_up(bytes, IS_CHUNK_ALIGN));
-    if (chunk == NULL) return is_fail(err, IS_ENOMEM, "no memory for a chunk of %u tokens", target->n_tokens);
-    status = is_chunk_begin(chunk, bytes, layout, &info, target->tokens, err);
-    if (status != IS_OK) {
-        free(chunk);
-        return status;
-    }
+    size_t bytes;
+    void *chunk = is_chunk_new(engine, n_prefix, prefix, recipe, target, &bytes, err);
+    if (chunk == NULL) return IS_ENOMEM;
     for (uint32_t l = 0; l < layout->n_layers; l++)
         extract_layer(layout, &view, is_state_cache_of(&shape, l), l, n_prefix, chunk);
     is_chunk_seal(chunk);

@@ -212,6 +212,23 @@ static void *owner_main(void *arg)
 
 /* ------------------------------------------------------------ operations */
 
+/* A call holds on to the engine from here to leave(): close waits for it. */
+static is_status enter(is_llama *engine, is_error *err)
+{
+    pthread_mutex_lock(&engine->lock);
+    bool closing = atomic_load(&engine->closing);
+    if (!closing) engine->callers++;
+    pthread_mutex_unlock(&engine->lock);
+    return closing ? is_fail(err, IS_ECANCELED, "the engine is closed or lost its context") : IS_OK;
+}
+
+static void leave(is_llama *engine)
+{
+    pthread_mutex_lock(&engine->lock);
+    if (--engine->callers == 0) pthread_cond_broadcast(&engine->done);
+    pthread_mutex_unlock(&engine->lock);
+}
+
 static is_status submit(is_llama *engine, is_job *job, is_error *err)
 {
     job->submitted_ms = is_now_ms();
@@ -238,8 +255,15 @@ static is_status submit(is_llama *engine, is_job *job, is_error *err)
 static is_status op_run(is_engine *base, const is_run *run, is_run_result *out, is_error *err)
 {
     memset(out, 0, sizeof *out);
+    is_llama *engine = (is_llama *)base;
     is_job job = {.kind = IS_JOB_RUN, .run = run, .result = out};
-    return submit((is_llama *)base, &job, err);
+    is_status status = enter(engine, err);
+    if (status != IS_OK) return status;
+    status = is_sampler_open(&engine->model, run, &job.sampler, err);
+    if (status == IS_OK) status = submit(engine, &job, err);
+    is_sampler_close(job.sampler);
+    leave(engine);
+    return status == IS_OK && run->tool_format != NULL ? is_tools_finish(run, out, err) : status;
 }
 
 static is_status op_score(is_engine *base, is_score *score, is_run_stats *stats, is_error *err)
@@ -294,9 +318,11 @@ static is_status op_tokenize(is_engine *base, const char *text, bool special, in
 }
 
 static is_status op_render(is_engine *base, const char *system_head, const char *system_tail,
-                           const is_message *messages, size_t n_messages, is_prompt_parts *out, is_error *err)
+                           const is_message *messages, size_t n_messages, const is_tools *tools, is_prompt_parts *out,
+                           is_error *err)
 {
-    return is_prompt_render(&((is_llama *)base)->model, system_head, system_tail, messages, n_messages, out, err);
+    return is_prompt_render(&((is_llama *)base)->model, system_head, system_tail, messages, n_messages, tools, out,
+                            err);
 }
 
 static json_t *describe_layers(const is_llama *engine)
@@ -326,9 +352,10 @@ static is_status op_describe(is_engine *base, char **json, is_error *err)
     char name[128] = "";
     (void)llama_model_desc(engine->model.llama, name, sizeof name);
     json_t *root =
-        json_pack("{s:s, s:s, s:i, s:i, s:i, s:b, s:s, s:f}", "engine", "llama.cpp", "model", name, "context",
-                  (int)engine->n_context, "slots", (int)engine->n_slots, "threads", (int)engine->model.threads,
-                  "injection", engine->injectable, "why_not", engine->why_not, "probe_ms", engine->probe.probe_ms);
+        json_pack("{s:s, s:s, s:i, s:i, s:i, s:b, s:b, s:s, s:f}", "engine", "llama.cpp", "model", name, "context",
+                  (int)engine->n_context, "slots", (int)engine->n_slots, "threads", (int)engine->model.threads, "tools",
+                  engine->model.chat != NULL && is_chat_has_tools(engine->model.chat), "injection", engine->injectable,
+                  "why_not", engine->why_not, "probe_ms", engine->probe.probe_ms);
     if (root != NULL) json_object_set_new(root, "llama_cpp", json_string(llama_version()));
     if (root != NULL && engine->injectable) {
         char hex[33];
@@ -367,11 +394,12 @@ static void op_close(is_engine *base)
     }
     is_encoder_close(engine);
     free(engine->encode_blob);
+    free(engine->candidates);
     for (uint32_t i = 0; i < engine->n_slots; i++) {
         free(engine->slots[i].tokens);
         free(engine->slots[i].resident);
     }
-    is_helpers_close(engine->helpers);
+    is_team_close(engine->team);
     is_blob_close(engine);
     if (engine->context != NULL) llama_free(engine->context);
     if (engine->batch.token != NULL) llama_batch_free(engine->batch);
@@ -419,11 +447,12 @@ static is_status open_serving(is_llama *engine, const is_llama_options *o, is_er
     engine->n_slots = o->slots == 0 ? 1 : o->slots < IS_MAX_SLOTS ? o->slots : IS_MAX_SLOTS;
     for (uint32_t i = 0; i < engine->n_slots; i++) engine->slots[i].sequence = (int32_t)i;
     engine->batch = llama_batch_init(IS_LLAMA_PIECE + IS_MAX_SLOTS, 0, 1);
-    engine->direct.watching = true;
-    engine->context = is_context_open(&engine->model, engine->n_context, engine->n_slots, false,
-                                      IS_LLAMA_PIECE + IS_MAX_SLOTS, &engine->direct, err);
-    if (engine->context == NULL) return IS_EENGINE;
-    return is_helpers_open(engine->model.threads - 1, &engine->helpers, err);
+    engine->candidates = malloc((size_t)llama_vocab_n_tokens(engine->model.vocab) * sizeof *engine->candidates);
+    if (engine->candidates == NULL) return is_fail(err, IS_ENOMEM, "no memory for the model's vocabulary");
+    is_status status = is_prompt_open(&engine->model, err);
+    if (status == IS_OK) status = is_context_renew(engine, err);
+    if (status != IS_OK) return status;
+    return is_team_open(&engine->model, &engine->team, err);
 }
 
 is_status is_llama_open(const is_llama_options *options, is_engine **out, is_error *err)

@@ -8,120 +8,73 @@
  */
 #include "internal.h"
 
+#include <ggml-cpu.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-/* What one compose is, for the helpers. */
-typedef struct compose_work {
+/* One compose as a graph of a single operation, so that the engine's own threads, awake or not, do it. */
+struct is_team {
     const is_layout *layout;
     const is_placed *chunks;
     size_t n;
     const is_target *targets;
-} compose_work;
+    struct ggml_context *graph_context;
+    struct ggml_cgraph *graph;
+    struct ggml_cplan plan;
+    atomic_int status; /* of the last share that failed */
+};
 
-typedef struct is_helpers {
-    pthread_mutex_t lock;
-    pthread_cond_t start, finished;
-    uint32_t n;
-    uint32_t round;     /* counts composes; a helper works once a round */
-    uint32_t remaining; /* helpers that have not finished this round     */
-    bool closing;
-    compose_work work;
-    is_status status; /* of the first helper that failed */
-    pthread_t threads[64];
-    uint32_t n_started;
-} is_helpers;
-
-typedef struct helper_arg {
-    is_helpers *helpers;
-    uint32_t index;
-} helper_arg;
-
-/* Share `index` of `parts` of the layers: begin and end. */
-static is_status compose_share(const compose_work *w, uint32_t index, uint32_t parts, is_error *err)
+/* Share `index` of `parts` of the layers. */
+static void compose_share(struct ggml_tensor *dst, int index, int parts, void *user)
 {
-    uint32_t n = w->layout->n_layers;
-    uint32_t begin = (uint32_t)((uint64_t)n * index / parts);
-    uint32_t end = (uint32_t)((uint64_t)n * (index + 1) / parts);
-    return is_compose(w->layout, w->chunks, w->n, w->targets, begin, end, err);
+    (void)dst;
+    is_team *team = user;
+    int64_t n = team->layout->n_layers;
+    uint32_t begin = (uint32_t)(n * index / parts);
+    uint32_t end = (uint32_t)(n * (index + 1) / parts);
+    is_status status = is_compose(team->layout, team->chunks, team->n, team->targets, begin, end, NULL);
+    if (status != IS_OK) atomic_store(&team->status, (int)status);
 }
 
-static void *helper_main(void *arg)
+is_status is_team_open(const is_model *model, is_team **out, is_error *err)
 {
-    helper_arg a = *(helper_arg *)arg;
-    free(arg);
-    is_helpers *h = a.helpers;
-    uint32_t seen = 0;
-    pthread_mutex_lock(&h->lock);
-    for (;;) {
-        while (h->round == seen && !h->closing) pthread_cond_wait(&h->start, &h->lock);
-        if (h->closing) break;
-        seen = h->round;
-        compose_work work = h->work;
-        pthread_mutex_unlock(&h->lock);
-        is_status status = compose_share(&work, a.index, h->n + 1, NULL);
-        pthread_mutex_lock(&h->lock);
-        if (status != IS_OK) h->status = status;
-        if (--h->remaining == 0) pthread_cond_signal(&h->finished);
-    }
-    pthread_mutex_unlock(&h->lock);
-    return NULL;
+    is_team *team = *out = calloc(1, sizeof *team);
+    if (team == NULL) return is_fail(err, IS_ENOMEM, "no memory to compose");
+    struct ggml_init_params params = {.mem_size = 2 * ggml_tensor_overhead() + ggml_graph_overhead_custom(8, false),
+                                      .no_alloc = true};
+    team->graph_context = ggml_init(params);
+    if (team->graph_context == NULL) return is_fail(err, IS_ENOMEM, "no memory to compose");
+    struct ggml_tensor *all =
+        ggml_custom_4d(team->graph_context, GGML_TYPE_I8, 1, 1, 1, 1, NULL, 0, compose_share, GGML_N_TASKS_MAX, team);
+    team->graph = ggml_new_graph_custom(team->graph_context, 8, false);
+    ggml_build_forward_expand(team->graph, all);
+    team->plan = ggml_graph_plan(team->graph, (int)model->threads, model->pool);
+    team->plan.work_data = malloc(team->plan.work_size + 1);
+    return team->plan.work_data == NULL ? is_fail(err, IS_ENOMEM, "no memory to compose") : IS_OK;
 }
 
-is_status is_helpers_open(uint32_t n, is_helpers **out, is_error *err)
+void is_team_close(is_team *team)
 {
-    is_helpers *h = calloc(1, sizeof *h);
-    *out = h;
-    if (h == NULL) return is_fail(err, IS_ENOMEM, "no memory for compose helpers");
-    h->n = n < 64 ? n : 63;
-    pthread_mutex_init(&h->lock, NULL);
-    pthread_cond_init(&h->start, NULL);
-    pthread_cond_init(&h->finished, NULL);
-    for (uint32_t i = 0; i < h->n; i++) {
-        helper_arg *arg = malloc(sizeof *arg);
-        if (arg != NULL) *arg = (helper_arg){h, i + 1};
-        if (arg == NULL || pthread_create(&h->threads[i], NULL, helper_main, arg) != 0) {
-            free(arg);
-            is_helpers_close(h);
-            *out = NULL;
-            return is_fail(err, IS_ENOMEM, "the system gives no thread to help with composing");
-        }
-        h->n_started++;
-    }
-    return IS_OK;
+    if (team == NULL) return;
+    free(team->plan.work_data);
+    ggml_free(team->graph_context);
+    free(team);
 }
 
-void is_helpers_close(is_helpers *h)
+static is_status compose_all(is_llama *engine, const is_placed *chunks, size_t n, const is_target *targets,
+                             is_error *err)
 {
-    if (h == NULL) return;
-    pthread_mutex_lock(&h->lock);
-    h->closing = true;
-    pthread_cond_broadcast(&h->start);
-    pthread_mutex_unlock(&h->lock);
-    for (uint32_t i = 0; i < h->n_started; i++) pthread_join(h->threads[i], NULL);
-    pthread_mutex_destroy(&h->lock);
-    pthread_cond_destroy(&h->start);
-    pthread_cond_destroy(&h->finished);
-    free(h);
-}
-
-static is_status compose_all(is_helpers *h, const compose_work *work, is_error *err)
-{
-    if (h->n == 0) return compose_share(work, 0, 1, err);
-    pthread_mutex_lock(&h->lock);
-    h->work = *work;
-    h->status = IS_OK;
-    h->remaining = h->n;
-    h->round++;
-    pthread_cond_broadcast(&h->start);
-    pthread_mutex_unlock(&h->lock);
-    is_status status = compose_share(work, 0, h->n + 1, err);
-    pthread_mutex_lock(&h->lock);
-    while (h->remaining > 0) pthread_cond_wait(&h->finished, &h->lock);
-    if (status == IS_OK && h->status != IS_OK) status = is_fail(err, h->status, "the chunks do not fill their rows");
-    pthread_mutex_unlock(&h->lock);
-    return status;
+    is_team *team = engine->team;
+    team->layout = &engine->layout;
+    team->chunks = chunks;
+    team->n = n;
+    team->targets = targets;
+    atomic_store(&team->status, IS_OK);
+    if (ggml_graph_compute(team->graph, &team->plan) != GGML_STATUS_SUCCESS)
+        return is_fail(err, IS_EENGINE, "the engine's threads could not compose");
+    is_status status = (is_status)atomic_load(&team->status);
+    return status == IS_OK ? IS_OK : is_fail(err, status, "the chunks do not fill their rows");
 }
 
 bool is_chunk_usable(const is_llama *engine, const is_segment *segment)
@@ -135,16 +88,17 @@ bool is_chunk_usable(const is_llama *engine, const is_segment *segment)
 
 is_status is_context_renew(is_llama *engine, is_error *err)
 {
-    llama_free(engine->context);
-    engine->direct = (is_direct){.watching = false}; /* the tensors are gone with the context */
+    /* The first one's tensors are learnt by the probe; a later one is served by the blob's way. */
+    engine->direct = (is_direct){.watching = engine->context == NULL};
+    if (engine->context != NULL) llama_free(engine->context);
     engine->context = is_context_open(&engine->model, engine->n_context, engine->n_slots, false,
-                                      IS_LLAMA_PIECE + IS_MAX_SLOTS, NULL, err);
+                                      IS_LLAMA_PIECE + IS_MAX_SLOTS, &engine->direct, err);
     for (uint32_t i = 0; i < engine->n_slots; i++) engine->slots[i].resident_salt = 0;
     return engine->context == NULL ? IS_EENGINE : IS_OK;
 }
 
 /* Room for the blob; grown in whole huge pages and touched once. */
-static is_status reserve_blob(is_llama *engine, size_t size, is_error *err)
+is_status is_blob_reserve(is_llama *engine, size_t size, is_error *err)
 {
     if (size <= engine->blob_size) return IS_OK;
     size_t want = is_align_up(size, (size_t)2 << 20);
@@ -163,7 +117,7 @@ is_status is_blob_open(is_llama *engine, uint32_t n_tokens, is_error *err)
     uint32_t cells[IS_STATE_MAX_CACHES] = {n_tokens, n_tokens};
     size_t size = is_state_bytes(&engine->shape, cells);
     if (size == 0) return is_fail(err, IS_ELIMIT, "a state of %u tokens is larger than memory can be", n_tokens);
-    return reserve_blob(engine, size, err);
+    return is_blob_reserve(engine, size, err);
 }
 
 void is_blob_close(is_llama *engine)
@@ -178,12 +132,11 @@ is_status is_inject(is_llama *engine, int32_t sequence, const is_placed *chunks,
     const is_state_shape *shape = &engine->shape;
     is_target targets[IS_MAX_LAYERS];
     uint32_t cells[IS_STATE_MAX_CACHES] = {0};
-    compose_work work = {&engine->layout, chunks, n, targets};
     if (n_tokens > engine->most_tokens) engine->most_tokens = n_tokens;
     if (is_direct_cut(engine, sequence, n_tokens)) {
         is_direct_targets(engine, sequence, n_tokens, targets);
         *bytes = (uint64_t)n_tokens * is_layout_token_bytes(&engine->layout);
-        return compose_all(engine->helpers, &work, err);
+        return compose_all(engine, chunks, n, targets, err);
     }
     llama_memory_seq_rm(llama_get_memory(engine->context), sequence, -1, -1);
     for (uint32_t c = 0; c < shape->n_caches; c++) {
@@ -191,10 +144,10 @@ is_status is_inject(is_llama *engine, int32_t sequence, const is_placed *chunks,
         cells[c] = n_tokens - is_layer_first(layer, n_tokens);
     }
     size_t size = is_state_bytes(shape, cells);
-    is_status status = reserve_blob(engine, size, err);
+    is_status status = is_blob_reserve(engine, size, err);
     if (status != IS_OK) return status;
     size_t used = is_state_begin(shape, engine->blob, n_tokens, cells, targets);
-    status = compose_all(engine->helpers, &work, err);
+    status = compose_all(engine, chunks, n, targets, err);
     if (status != IS_OK) return status;
     *bytes = used;
     is_llama_quiet();
@@ -215,7 +168,7 @@ bool is_fill_cells(is_llama *engine, int32_t sequence)
     is_target targets[IS_MAX_LAYERS];
     uint32_t cells[IS_STATE_MAX_CACHES] = {engine->most_tokens};
     size_t size = is_state_bytes(&engine->shape, cells);
-    if (size == 0 || reserve_blob(engine, size, NULL) != IS_OK) return false;
+    if (size == 0 || is_blob_reserve(engine, size, NULL) != IS_OK) return false;
     memset(engine->blob, 0, size);
     size_t used = is_state_begin(&engine->shape, engine->blob, engine->most_tokens, cells, targets);
     is_llama_quiet();

@@ -8,18 +8,25 @@
  *   inject.c     chunks into a sequence
  *   direct.c     the cache's tensors, written in place
  *   encode.c     targets behind a prefix, into chunks
- *   slot.c       one request: tokens, sampling, streaming
+ *   keep.c       what a run leaves in its sequence, into chunks
+ *   slot.c       one request: tokens, streaming
+ *   sample.c     one request: what may come next, and which of it
  *   text.c       tokens to whole characters, stop strings
  *   prompt.c     chat template and tokenizer
+ *   check.c      grammars and other texts from outside
+ *   tools.c      functions that an answer may call, and its calls
+ *   chat_shim.h  what is used of llama.cpp's C++ library "common"
  *   engine.c     the owner thread and the operations of engine.h
  */
 #ifndef IS_LLAMA_INTERNAL_H
 #define IS_LLAMA_INTERNAL_H
 
+#include <jansson.h>
 #include <llama.h>
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "chat_shim.h"
 #include "llama_engine.h"
 #include "state.h"
 
@@ -44,6 +51,13 @@ typedef struct is_direct {
 
 /* ---- model.c */
 
+/* How prompts are rendered. */
+typedef enum is_prompt_form {
+    IS_PROMPT_PLAIN,   /* "User: ...", for a model without a template           */
+    IS_PROMPT_SHAPE,   /* by the shape of the template, which llama.cpp knows   */
+    IS_PROMPT_TEMPLATE /* by the template itself                                */
+} is_prompt_form;
+
 typedef struct is_model {
     struct llama_model *llama;
     const struct llama_vocab *vocab;
@@ -51,6 +65,8 @@ typedef struct is_model {
     char arch[64];
     uint8_t file_hash[16];
     uint32_t threads;
+    is_chat *chat; /* the model's templates, by is_prompt_open; NULL: none that can be used */
+    is_prompt_form form;
 } is_model;
 
 is_status is_model_open(const char *path, uint32_t threads, is_model *out, is_error *err);
@@ -62,6 +78,8 @@ bool is_model_text(const is_model *model, const char *key, char *out, size_t siz
 void is_llama_quiet(void);
 /* The last error line that llama.cpp logged on this thread since the last call; "" if none. */
 const char *is_llama_last_error(void);
+/* The first one. */
+const char *is_llama_first_error(void);
 /* XXH3-128 over the file's length, its first 16 MiB (metadata and tokenizer) and 64 KiB of every 4 MiB behind. */
 is_status is_file_hash(const char *path, uint8_t out[16], is_error *err);
 
@@ -114,6 +132,25 @@ is_status is_text_append(is_text *text, const char *piece, size_t n, const char 
 /* What is left at the end, incomplete characters cut off. */
 void is_text_finish(is_text *text, const char **out, size_t *n_out);
 
+/* ---- sample.c */
+
+/* How the tokens of one run are drawn; made in the caller's thread. */
+typedef struct is_sampler is_sampler;
+is_status is_sampler_open(const is_model *model, const is_run *run, is_sampler **out, is_error *err);
+void is_sampler_close(is_sampler *sampler);
+/* The strings that end the text, [*n]; the sampler's. */
+const char *const *is_sampler_stop(const is_sampler *sampler, size_t *n);
+/* Whether this control token is part of the text. */
+bool is_sampler_shows(const is_sampler *sampler, int32_t token);
+struct is_llama;
+/* Draws the next token from a row of the batch that was decoded.  IS_EINVAL: nothing is allowed any more. */
+is_status is_sampler_next(struct is_llama *engine, is_sampler *sampler, int32_t row, int32_t *token, is_error *err);
+/* Whether the one call that was allowed is complete. */
+bool is_sampler_ended(const is_sampler *sampler);
+/* Calls run->on_logprob for the token that was drawn from this row. */
+is_status is_sampler_report(struct is_llama *engine, is_sampler *sampler, const is_run *run, int32_t row, int32_t token,
+                            is_error *err);
+
 /* ---- slot.c, engine.c */
 
 typedef enum is_job_kind { IS_JOB_RUN, IS_JOB_SCORE, IS_JOB_ENCODE } is_job_kind;
@@ -122,6 +159,7 @@ typedef enum is_job_kind { IS_JOB_RUN, IS_JOB_SCORE, IS_JOB_ENCODE } is_job_kind
 typedef struct is_job {
     is_job_kind kind;
     const is_run *run;
+    is_sampler *sampler; /* of a run */
     is_run_result *result;
     is_score *score;
     is_run_stats *stats;
@@ -144,7 +182,6 @@ typedef struct is_slot {
     uint32_t done;      /* of them */
     uint32_t position;  /* tokens in the cache */
     int32_t next_token; /* DECODE: sampled, to be decoded */
-    struct llama_sampler *sampler;
     is_text text;
     is_run_stats stats;
     double started_ms;
@@ -164,6 +201,7 @@ typedef struct is_llama {
     is_slot slots[IS_MAX_SLOTS];
     uint32_t turn; /* the slot whose prompt comes first in the next piece */
     struct llama_batch batch;
+    struct llama_token_data *candidates; /* of the token that is being drawn, [vocabulary] */
 
     is_layout layout;
     is_state_shape shape;
@@ -176,7 +214,7 @@ typedef struct is_llama {
     uint32_t most_tokens; /* that were injected at once: free sequences keep so many cells */
     uint8_t *blob;        /* the state that is being injected; pages touched at start */
     size_t blob_size;
-    struct is_helpers *helpers;
+    struct is_team *team; /* composes */
 
     struct llama_context *encoder; /* made at the first encode job */
     struct llama_batch encode_batch;
@@ -209,9 +247,10 @@ void is_batch_add(struct llama_batch *batch, int32_t token, int32_t position, in
 
 /* ---- inject.c */
 
-/* Threads that help to compose. */
-is_status is_helpers_open(uint32_t n, struct is_helpers **out, is_error *err);
-void is_helpers_close(struct is_helpers *helpers);
+/* The engine's threads, for composing. */
+typedef struct is_team is_team;
+is_status is_team_open(const is_model *model, is_team **out, is_error *err);
+void is_team_close(is_team *team);
 /*
  * Puts the leading chunks of a plan into a sequence that is empty; *segments: how many went in, *tokens: their
  * tokens.  A refused set_data makes a new context: IS_EENGINE.
@@ -220,9 +259,11 @@ is_status is_inject(is_llama *engine, int32_t sequence, const is_placed *chunks,
                     uint64_t *bytes, is_error *err);
 /* Whether the chunk may stand for these tokens. */
 bool is_chunk_usable(const is_llama *engine, const is_segment *segment);
-/* A new serving context after the old one can no longer be trusted. */
+/* A serving context: the first, or a new one after the old one can no longer be trusted. */
 is_status is_context_renew(is_llama *engine, is_error *err);
 
+/* Room for the blob: at least `size` bytes. */
+is_status is_blob_reserve(is_llama *engine, size_t size, is_error *err);
 /* The blob's memory for this many tokens, its pages touched. */
 is_status is_blob_open(is_llama *engine, uint32_t n_tokens, is_error *err);
 void is_blob_close(is_llama *engine);
@@ -245,15 +286,53 @@ bool is_direct_prove(is_llama *engine, int32_t sequence, const is_state_view *vi
 /* Encodes the job's next targets, at most `most`.  may_abort: it gives way when a request is waiting; *aborted then. */
 is_status is_encode_step(is_llama *engine, is_job *job, uint32_t most, bool may_abort, bool *aborted, bool *finished);
 void is_encoder_close(is_llama *engine);
+/* A begun chunk for the target's tokens behind a prefix; free().  NULL: err says why. */
+void *is_chunk_new(const is_llama *engine, uint32_t n_prefix, const int32_t *prefix, const char *recipe,
+                   const is_encode_target *target, size_t *size, is_error *err);
 /* The target's rows of the sequence's state into a new sealed chunk. */
 is_status is_chunk_extract(is_llama *engine, const uint8_t *blob, size_t size, uint32_t n_prefix, const int32_t *prefix,
                            const char *recipe, is_encode_target *target, is_error *err);
 
+/* ---- keep.c */
+
+/* The rows of a sequence's tokens [begin, end) as a chunk; tokens: all of the sequence's. */
+is_status is_keep(is_llama *engine, int32_t sequence, const int32_t *tokens, uint32_t begin, uint32_t end, is_kept *out,
+                  is_error *err);
+
+/* ---- check.c */
+
+#define IS_MOST_NAME 64 /* bytes of a function's name and of a call's id */
+
+/* Length, UTF-8 and depth of a text from outside. */
+is_status is_check_grammar(const char *text, is_error *err);
+/* Whether a grammar, the caller's or one made from a schema, can be written out by llama.cpp. */
+is_status is_check_repeats(const char *gbnf, const char *what, is_error *err);
+is_status is_check_schema(const char *text, is_error *err);
+/* `what` names it in an error.  *out: json_decref(). */
+is_status is_read_json(const char *text, const char *what, json_t **out, is_error *err);
+/* The same for JSON that has schemas in it, which may refer to one another. */
+is_status is_read_schemas(const char *text, const char *what, json_t **out, is_error *err);
+/* Whether this is a name as functions and calls have it, so that no control token can be in it. */
+bool is_plain_name(const char *name);
+
+/* ---- tools.c */
+
+/* What a caller says of tools, for the template; *functions, which *out points to: free(). */
+is_status is_tools_read(const is_model *model, const is_tools *tools, is_chat_tools *out, char **functions,
+                        is_error *err);
+/* The result of a run with tools: text and calls; the text goes out. */
+is_status is_tools_finish(const is_run *run, is_run_result *result, is_error *err);
+
 /* ---- prompt.c */
 
+/* Chooses how the model's prompts are rendered. */
+is_status is_prompt_open(is_model *model, is_error *err);
+/* Whether a text has what the renderer puts in place of others. */
+bool is_has_mark(const char *text);
 is_status is_prompt_tokenize(const is_model *model, const char *text, bool special, bool bos, int32_t **tokens,
                              size_t *n, is_error *err);
 is_status is_prompt_render(const is_model *model, const char *system_head, const char *system_tail,
-                           const is_message *messages, size_t n_messages, is_prompt_parts *out, is_error *err);
+                           const is_message *messages, size_t n_messages, const is_tools *tools, is_prompt_parts *out,
+                           is_error *err);
 
 #endif

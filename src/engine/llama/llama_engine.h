@@ -28,5 +28,7 @@ uint32_t is_embedder_dim(const is_embedder *embedder);
 const char *is_embedder_name(const is_embedder *embedder);
 /* Unit vectors [n][dim] f32 of n texts; longer texts than the model's context are cut. */
 is_status is_embed(is_embedder *embedder, const char *const *texts, size_t n, float *out, is_error *err);
+/* Tokens of a text that the model reads. */
+is_status is_embed_count(is_embedder *embedder, const char *text, uint32_t *n, is_error *err);
 
 #endif

@@ -1,8 +1,8 @@
 /*
  * Loading a GGUF and asking it things.
  *
- * llama.cpp logs to stderr in masses.  Its log is caught here; the last error line is kept a thread, since it
- * is the only place where llama.cpp says why a file was refused.
+ * llama.cpp logs to stderr in masses.  Its log is caught here; the first and the last error line are kept a thread,
+ * since they are the only place where llama.cpp says why a file or a grammar was refused.
  */
 #include "internal.h"
 
@@ -15,7 +15,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-static _Thread_local char last_error[256];
+static _Thread_local char first_error[256], last_error[256];
 
 static void on_log(enum ggml_log_level level, const char *text, void *user)
 {
@@ -26,6 +26,7 @@ static void on_log(enum ggml_log_level level, const char *text, void *user)
     if (n >= sizeof last_error) n = sizeof last_error - 1;
     memcpy(last_error, text, n);
     last_error[n] = '\0';
+    if (first_error[0] == '\0') memcpy(first_error, last_error, sizeof first_error);
 }
 
 static void start_backend(void)
@@ -38,7 +39,12 @@ void is_llama_quiet(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     (void)pthread_once(&once, start_backend);
-    last_error[0] = '\0';
+    first_error[0] = last_error[0] = '\0';
+}
+
+const char *is_llama_first_error(void)
+{
+    return first_error[0] != '\0' ? first_error : "no reason given";
 }
 
 const char *is_llama_last_error(void)
@@ -140,8 +146,10 @@ is_status is_model_open(const char *path, uint32_t threads, is_model *out, is_er
 
 void is_model_close(is_model *model)
 {
+    is_chat_close(model->chat);
     if (model->llama != NULL) llama_model_free(model->llama);
     if (model->pool != NULL) ggml_threadpool_free(model->pool);
+    model->chat = NULL;
     model->llama = NULL;
     model->pool = NULL;
 }

@@ -1,6 +1,6 @@
 /*
  * One request in a sequence of the serving context: what can be injected is, the rest is prefilled in
- * pieces, then tokens are sampled and streamed until the answer ends.
+ * pieces, then tokens are drawn (sample.c) and streamed until the answer ends.
  */
 #include "internal.h"
 
@@ -22,26 +22,10 @@ static const is_plan *plan_of(const is_job *job)
     return job->kind == IS_JOB_RUN ? &job->run->plan : &job->score->plan;
 }
 
-static is_status open_sampler(is_llama *engine, is_slot *slot, const is_sampling *s, is_error *err)
+/* Whether what the run leaves in its sequence is wanted. */
+static bool keeps(const is_job *job)
 {
-    struct llama_sampler_chain_params params = llama_sampler_chain_default_params();
-    params.no_perf = true;
-    slot->sampler = llama_sampler_chain_init(params);
-    if (slot->sampler == NULL) return is_fail(err, IS_ENOMEM, "no memory for the sampler");
-    if (s->repeat_penalty != 1.0f || s->frequency_penalty != 0.0f || s->presence_penalty != 0.0f)
-        llama_sampler_chain_add(slot->sampler, llama_sampler_init_penalties(llama_vocab_n_tokens(engine->model.vocab),
-                                                                            64, s->repeat_penalty, s->frequency_penalty,
-                                                                            s->presence_penalty));
-    if (s->temperature <= 0) {
-        llama_sampler_chain_add(slot->sampler, llama_sampler_init_greedy());
-        return IS_OK;
-    }
-    if (s->top_k > 0) llama_sampler_chain_add(slot->sampler, llama_sampler_init_top_k(s->top_k));
-    if (s->top_p < 1.0f) llama_sampler_chain_add(slot->sampler, llama_sampler_init_top_p(s->top_p, 1));
-    if (s->min_p > 0.0f) llama_sampler_chain_add(slot->sampler, llama_sampler_init_min_p(s->min_p, 1));
-    llama_sampler_chain_add(slot->sampler, llama_sampler_init_temp(s->temperature));
-    llama_sampler_chain_add(slot->sampler, llama_sampler_init_dist(s->seed));
-    return IS_OK;
+    return job->kind == IS_JOB_RUN && job->run->keep;
 }
 
 static is_status check_plan(const is_llama *engine, const is_job *job, uint32_t *total, is_error *err)
@@ -75,10 +59,10 @@ static is_status check_tokens(const is_llama *engine, const is_slot *slot, is_er
     return IS_OK;
 }
 
-/* Tokens of all segments, one after another. */
-static is_status flatten(const is_plan *plan, uint32_t total, is_slot *slot, is_error *err)
+/* Tokens of all segments, one after another; room behind them for an answer of `more`. */
+static is_status flatten(const is_plan *plan, uint32_t total, uint32_t more, is_slot *slot, is_error *err)
 {
-    int32_t *tokens = realloc(slot->tokens, total * sizeof *tokens);
+    int32_t *tokens = realloc(slot->tokens, ((size_t)total + more) * sizeof *tokens);
     if (tokens == NULL) return is_fail(err, IS_ENOMEM, "no memory for %u prompt tokens", total);
     slot->tokens = tokens;
     slot->n_tokens = total;
@@ -139,16 +123,26 @@ static is_status inject_front(is_llama *engine, is_slot *slot, const is_plan *pl
     return IS_OK;
 }
 
-/* Hands text on; false when the caller wants no more. */
+/* Hands text on; false when the caller wants no more.  With tools only the whole text says what is in it. */
 static bool emit(const is_slot *slot, const char *piece, size_t n)
 {
     const is_run *run = slot->job->run;
-    return n == 0 || run->on_token == NULL || run->on_token(run->user, piece, n);
+    return n == 0 || run->on_token == NULL || run->tool_format != NULL || run->on_token(run->user, piece, n);
 }
 
 static bool is_canceled(const is_job *job)
 {
-    return job->kind == IS_JOB_RUN && job->run->cancel != NULL && atomic_load(job->run->cancel);
+    return job->kind == IS_JOB_RUN && job->run->canceled != NULL && job->run->canceled(job->run->user);
+}
+
+/* What the run leaves in its sequence; where it cannot be read, the next turn is prefilled. */
+static void keep_rows(is_llama *engine, is_slot *slot)
+{
+    const is_run *run = slot->job->run;
+    is_kept *kept = slot->job->result->kept;
+    if (!keeps(slot->job) || slot->position < slot->n_tokens) return;
+    (void)is_keep(engine, slot->sequence, slot->tokens, run->keep_from, slot->n_tokens, &kept[0], NULL);
+    (void)is_keep(engine, slot->sequence, slot->tokens, slot->n_tokens, slot->position, &kept[1], NULL);
 }
 
 /* Ends a run; what the text kept back goes out, unless the caller wants no more. */
@@ -158,6 +152,7 @@ static void finish_run(is_llama *engine, is_slot *slot, const char *finish)
     size_t n;
     is_text_finish(&slot->text, &rest, &n);
     if (strcmp(finish, "canceled") != 0 && !emit(slot, rest, n)) finish = "canceled";
+    if (strcmp(finish, "canceled") != 0) keep_rows(engine, slot);
     slot->job->result->finish = finish;
     is_slot_end(engine, slot, IS_OK, NULL);
 }
@@ -178,14 +173,11 @@ is_status is_slot_start(is_llama *engine, is_slot *slot, is_job *job)
     slot->position = 0;
     slot->first_output = -1;
     is_status status = check_plan(engine, job, &total, &job->err);
-    if (status == IS_OK) status = flatten(plan, total, slot, &job->err);
+    uint32_t more = keeps(job) ? engine->n_context - total : 0;
+    if (status == IS_OK) status = flatten(plan, total, more, slot, &job->err);
     if (status == IS_OK) status = check_tokens(engine, slot, &job->err);
-    if (status == IS_OK && job->kind == IS_JOB_RUN) {
-        slot->text.stop = job->run->stop;
-        slot->text.n_stop = job->run->n_stop;
-        status = open_sampler(engine, slot, &job->run->sampling, &job->err);
-    }
     if (status != IS_OK) return status;
+    if (job->kind == IS_JOB_RUN) slot->text.stop = is_sampler_stop(job->sampler, &slot->text.n_stop);
     uint32_t memory = total - plan->segments[plan->n_segments - 1].n_tokens;
     if (reuse_resident(engine, slot, plan, memory)) {
         slot->done = slot->position = memory;
@@ -211,6 +203,7 @@ void is_slot_batch(is_llama *engine, is_slot *slot, uint32_t piece)
         slot->first_output = batch->n_tokens;
         slot->n_outputs = 1;
         is_batch_add(batch, slot->next_token, (int32_t)slot->position, slot->sequence, true);
+        if (keeps(slot->job)) slot->tokens[slot->position] = slot->next_token;
         slot->position++;
         return;
     }
@@ -231,11 +224,12 @@ static is_status append_token(const is_llama *engine, is_slot *slot, llama_token
     char few[256]; /* enough for nearly every token */
     char *many = NULL;
     char *piece = few;
-    int32_t n = llama_token_to_piece(engine->model.vocab, token, few, sizeof few, 0, false);
+    bool special = is_sampler_shows(slot->job->sampler, token);
+    int32_t n = llama_token_to_piece(engine->model.vocab, token, few, sizeof few, 0, special);
     if (n < 0) {
         piece = many = malloc((size_t)-n);
         if (many == NULL) return is_fail(&slot->job->err, IS_ENOMEM, "no memory for a token of %d bytes", -n);
-        n = llama_token_to_piece(engine->model.vocab, token, many, -n, 0, false);
+        n = llama_token_to_piece(engine->model.vocab, token, many, -n, 0, special);
     }
     for (int32_t i = 0; i < n; i++)
         if (piece[i] == '\0') piece[i] = ' '; /* the answer is a C string */
@@ -244,14 +238,21 @@ static is_status append_token(const is_llama *engine, is_slot *slot, llama_token
     return status;
 }
 
-/* Takes a sampled token: its text goes out; the slot ends or decodes it next. */
-static void take_token(is_llama *engine, is_slot *slot, llama_token token)
+/* Draws a token: its text goes out; the slot ends or decodes it next. */
+static void take_token(is_llama *engine, is_slot *slot)
 {
-    const is_run *run = slot->job->run;
+    is_job *job = slot->job;
+    const is_run *run = job->run;
+    int32_t token;
+    is_status status = is_sampler_next(engine, job->sampler, slot->first_output, &token, &job->err);
+    if (status != IS_OK) {
+        is_slot_end(engine, slot, status, NULL);
+        return;
+    }
     if (slot->stats.tokens_generated == 0) {
         double now = is_now_ms();
         slot->stats.prefill_ms = now - slot->started_ms;
-        slot->stats.ttft_ms = now - slot->job->submitted_ms;
+        slot->stats.ttft_ms = now - job->submitted_ms;
     }
     if (llama_vocab_is_eog(engine->model.vocab, token)) {
         finish_run(engine, slot, "stop");
@@ -260,14 +261,16 @@ static void take_token(is_llama *engine, is_slot *slot, llama_token token)
     slot->stats.tokens_generated++;
     const char *out;
     size_t n_out;
-    is_status status = append_token(engine, slot, token, &out, &n_out);
+    if (run->on_logprob != NULL)
+        status = is_sampler_report(engine, job->sampler, run, slot->first_output, token, &job->err);
+    if (status == IS_OK) status = append_token(engine, slot, token, &out, &n_out);
     if (status != IS_OK) {
         is_slot_end(engine, slot, status, NULL);
         return;
     }
     if (!emit(slot, out, n_out)) {
         finish_run(engine, slot, "canceled");
-    } else if (slot->text.stopped) {
+    } else if (slot->text.stopped || is_sampler_ended(job->sampler)) {
         finish_run(engine, slot, "stop");
     } else if (slot->stats.tokens_generated >= run->max_tokens || slot->position >= engine->n_context) {
         finish_run(engine, slot, "length");
@@ -316,7 +319,7 @@ void is_slot_step(is_llama *engine, is_slot *slot)
         finish_run(engine, slot, "length");
         return;
     }
-    take_token(engine, slot, llama_sampler_sample(slot->sampler, engine->context, slot->first_output));
+    take_token(engine, slot);
 }
 
 void is_slot_end(is_llama *engine, is_slot *slot, is_status status, const is_error *err)
@@ -334,8 +337,6 @@ void is_slot_end(is_llama *engine, is_slot *slot, is_status status, const is_err
     }
     free(slot->text.all);
     slot->text = (is_text){0};
-    if (slot->sampler != NULL) llama_sampler_free(slot->sampler);
-    slot->sampler = NULL;
     slot->job = NULL;
     slot->state = IS_SLOT_FREE;
     /* A prefill that was cancelled half-way leaves less than the slot was to hold. */
