@@ -1,0 +1,52 @@
+"""Servers that several tests share."""
+
+import json
+import os
+
+import pytest
+
+from common import Server, make_key
+
+
+@pytest.fixture(scope="session")
+def server():
+    """Without keys, on loopback."""
+    with Server() as s:
+        yield s
+
+
+class Tenants:
+    """A server with the keys of two tenants."""
+
+    def __init__(self, folder):
+        keys = folder / "keys"
+        self.red, self.blue = make_key("red", keys), make_key("blue", keys)
+        self.server = Server("--keys", keys, key=self.red)
+
+
+@pytest.fixture(scope="session")
+def tenants(tmp_path_factory):
+    made = Tenants(tmp_path_factory.mktemp("keys"))
+    with made.server:
+        yield made
+
+
+@pytest.fixture
+def user(request):
+    """A name that no other test has."""
+    return "user-" + request.node.name
+
+
+counts = {"passed": 0, "failed": 0, "skipped": 0}
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" or report.outcome != "passed":
+        counts["skipped" if report.skipped else "failed" if report.failed else "passed"] += 1
+
+
+def pytest_sessionfinish():
+    path = os.environ.get("INFERSCALE_TEST_COUNTS")
+    if path:
+        with open(path, "w", encoding="utf-8") as out:
+            json.dump(counts, out)
