@@ -243,7 +243,7 @@ struct is_server {
     is_rate *rate; /* NULL: any */
     is_pool *askers, *keepers;
     is_metrics *metrics;
-    atomic_bool draining, stopping;
+    atomic_bool listening, draining, stopping;
     atomic_uint in_work; /* requests handed to workers */
     atomic_uint open;    /* requests that are not answered to the last byte */
     double started_ms;

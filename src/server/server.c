@@ -37,13 +37,16 @@ void is_server_log(const is_server *server, int level, const char *format, ...)
     server->options.log(server->options.log_user, level, line);
 }
 
+/* Why it does not start is worth a line; what clients send later is not: a log must not be theirs to fill. */
 static void on_http_log(void *state, const char *format, va_list args)
 {
+    const is_server *s = state;
     char line[600];
+    if (atomic_load(&s->listening)) return;
     (void)vsnprintf(line, sizeof line, format, args);
     size_t n = strlen(line);
     if (n > 0 && line[n - 1] == '\n') line[n - 1] = '\0';
-    is_server_log(state, 2, "http: %s", line);
+    is_server_log(s, 2, "http: %s", line);
 }
 
 /* ------------------------------------------------------------ starting */
@@ -118,6 +121,7 @@ static is_status listen_on(is_server *s, is_error *err)
         return is_fail(err, IS_EIO,
                        "cannot listen on %s port %u: %s; another program may use it, choose another with --port",
                        o->host, o->port, errno != 0 ? strerror(errno) : "refused");
+    atomic_store(&s->listening, true);
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_BIND_PORT);
     s->port = info != NULL ? info->port : o->port;
     return IS_OK;

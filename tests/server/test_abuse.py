@@ -8,7 +8,7 @@ from common import Server
 
 @pytest.fixture(scope="module")
 def abused():
-    with Server() as server:
+    with Server(*abuse.OPTIONS) as server:
         yield server, abuse.settle(server)
 
 

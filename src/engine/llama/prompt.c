@@ -454,8 +454,8 @@ static is_status append_text(const is_model *model, token_list *list, const char
 static is_status tokenize_marks(const is_model *model, const conversation *c, char *rendered, bool header,
                                 token_list parts[2], is_error *err)
 {
-    size_t part = 0, number;
-    unsigned escapes;
+    size_t part = 0, number = 0;
+    unsigned escapes = 0;
     bool wanted = header; /* the part in hand */
     is_status status = header ? append(model, &parts[0], "", false, true, err) : IS_OK;
     char *from = rendered; /* what the template wrote, up to the next mark */
