@@ -13,6 +13,12 @@
 #include <string.h>
 #include <sys/mman.h>
 
+/*
+ * Taken where a compose is handed over and where its shares begin and end, never while they copy.  OpenMP orders the
+ * threads already; this does where ThreadSanitizer can see it.  It is the process's, as OpenMP's threads are.
+ */
+static pthread_mutex_t hand_over = PTHREAD_MUTEX_INITIALIZER;
+
 /* One compose as a graph of a single operation, so that the engine's own threads, awake or not, do it. */
 struct is_team {
     const is_layout *layout;
@@ -22,7 +28,7 @@ struct is_team {
     struct ggml_context *graph_context;
     struct ggml_cgraph *graph;
     struct ggml_cplan plan;
-    atomic_int status; /* of the last share that failed */
+    is_status status; /* of the last share that failed */
 };
 
 /* Share `index` of `parts` of the layers. */
@@ -30,11 +36,15 @@ static void compose_share(struct ggml_tensor *dst, int index, int parts, void *u
 {
     (void)dst;
     is_team *team = user;
+    pthread_mutex_lock(&hand_over); /* the compose is seen whole from here on */
     int64_t n = team->layout->n_layers;
+    pthread_mutex_unlock(&hand_over);
     uint32_t begin = (uint32_t)(n * index / parts);
     uint32_t end = (uint32_t)(n * (index + 1) / parts);
     is_status status = is_compose(team->layout, team->chunks, team->n, team->targets, begin, end, NULL);
-    if (status != IS_OK) atomic_store(&team->status, (int)status);
+    pthread_mutex_lock(&hand_over);
+    if (status != IS_OK) team->status = status;
+    pthread_mutex_unlock(&hand_over);
 }
 
 is_status is_team_open(const is_model *model, is_team **out, is_error *err)
@@ -66,14 +76,18 @@ static is_status compose_all(is_llama *engine, const is_placed *chunks, size_t n
                              is_error *err)
 {
     is_team *team = engine->team;
+    pthread_mutex_lock(&hand_over);
     team->layout = &engine->layout;
     team->chunks = chunks;
     team->n = n;
     team->targets = targets;
-    atomic_store(&team->status, IS_OK);
+    team->status = IS_OK;
+    pthread_mutex_unlock(&hand_over);
     if (ggml_graph_compute(team->graph, &team->plan) != GGML_STATUS_SUCCESS)
         return is_fail(err, IS_EENGINE, "the engine's threads could not compose");
-    is_status status = (is_status)atomic_load(&team->status);
+    pthread_mutex_lock(&hand_over);
+    is_status status = team->status;
+    pthread_mutex_unlock(&hand_over);
     return status == IS_OK ? IS_OK : is_fail(err, status, "the chunks do not fill their rows");
 }
 
