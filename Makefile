@@ -44,7 +44,7 @@ LIB_OBJ  := $(LIB_SRC:%.c=$(B)/%.o) $(CXX_SRC:%.cpp=$(B)/%.o) $(B)/src/server/fi
 CLI_OBJ  := $(CLI_SRC:%.c=$(B)/%.o)
 
 TESTS      := $(TEST_SRC:%.c=%)
-TSAN_TESTS := $(filter tests/test_scan tests/test_retrieve tests/test_store_chunks tests/test_engine_serve tests/test_memory tests/test_memory_change tests/test_conversation,$(TESTS))
+TSAN_TESTS := $(filter tests/test_scan tests/test_retrieve tests/test_store_chunks tests/test_engine_serve tests/test_sampling tests/test_memory tests/test_memory_change tests/test_conversation,$(TESTS))
 PROGRAMS   := $(TESTS:%=build/asan/%) $(TESTS:%=build/release/%) $(TSAN_TESTS:%=build/tsan/%) $(FUZZ_SRC:%.c=build/fuzz/%)
 
 .PHONY: all install demo test check bench setup setup-test lint format clean tests-of-variant

@@ -259,7 +259,7 @@ typedef struct is_logit_bias {
 
 typedef struct is_token_logprob {
     int32_t id;
-    float logprob;     /* natural logarithm of the model's own softmax, before bias, grammar and sampling */
+    float logprob;     /* natural, of the model's own softmax before bias, grammar and sampling; at least -9999 */
     const char *piece; /* the token's bytes, [n_piece]; maybe only a part of a character */
     size_t n_piece;
 } is_token_logprob;
@@ -294,7 +294,7 @@ typedef struct is_ask_options {
     size_t n_stop;
     /*
      * Functions that the model may call, a JSON array as in OpenAI's API; NULL: none.  The answer's text then comes in
-     * one piece at the end.  IS_EUNSUPPORTED when the model's chat template knows no tools.
+     * one piece at the end, in the thread that asked.  IS_EUNSUPPORTED when the model's chat template knows no tools.
      */
     const char *tools;
     const char *tool_choice;  /* "auto" (or NULL), "none", "required", or the name of the function to call */

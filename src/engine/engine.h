@@ -49,7 +49,8 @@ typedef struct is_run {
     size_t n_logit_bias;
     const char *grammar;     /* GBNF; NULL: free */
     const char *json_schema; /* or as a JSON schema; "{}": any JSON object; NULL: free */
-    const char *tool_format; /* is_prompt_parts.tool_format, in place of both; text then comes at the end; NULL: none */
+    const char *tool_format; /* is_prompt_parts.tool_format, in place of both; the text then comes at the end, in the
+                                caller's thread; NULL: none */
     uint32_t max_tokens;
     const char *const *stop;
     size_t n_stop;

@@ -9,12 +9,15 @@
  */
 #include "internal.h"
 
+#include <malloc.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../common/common.h"
+
+#define LARGE_BODY ((size_t)1 << 20)
 
 /* ------------------------------------------------------------ a request's life */
 
@@ -42,7 +45,9 @@ void is_request_release(is_request *r)
     if (!r->reply_static) free(r->reply);
     free(r->out);
     pthread_mutex_destroy(&r->lock);
+    bool large = r->body_large;
     free(r);
+    if (large) (void)malloc_trim(0); /* what a large body and its JSON took goes back to the system */
 }
 
 void is_http_completed(void *server, struct MHD_Connection *connection, void **state,
@@ -357,6 +362,7 @@ static void take_body(is_request *r, const char *data, size_t n)
         }
         r->body = grown;
         r->body_capacity = capacity;
+        r->body_large = r->body_large || capacity > LARGE_BODY;
     }
     memcpy(r->body + r->n_body, data, n);
     r->n_body += n;

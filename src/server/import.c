@@ -146,6 +146,8 @@ void is_handle_import(is_request *r)
         is_reply_error(r, 400, NULL, "body_missing", "the body is empty; send JSON Lines of turns and facts");
         return;
     }
+    /* JSON Lines are read line by line; the other form is one value. */
+    if (r->body[strspn(r->body, " \t\r\n")] == '[' && !is_route_check_json(r)) return;
     importing *w = calloc(1, sizeof *w);
     if (w == NULL) {
         is_reply_error(r, 503, NULL, "no_memory", "no memory for the import");

@@ -29,7 +29,9 @@
 
 #include "server.h"
 
-#define IS_MAX_DEPTH    64 /* nested arrays and objects of a body */
+#define IS_MAX_DEPTH    64        /* nested arrays and objects of a body */
+#define IS_MAX_VALUES   (1 << 19) /* of a body's JSON */
+#define IS_MAX_OBJECTS  (1 << 16)
 #define IS_MAX_MESSAGES 2048
 #define IS_MAX_TOOLS    128
 #define IS_MAX_NAME     256 /* bytes of a user, agent or run */
@@ -68,6 +70,8 @@ extern const size_t IS_N_ROUTES;
 void is_route_find(is_request *request, const char *method, const char *path);
 /* Key, rate and draining; false when it has answered. */
 bool is_route_admit(is_request *request);
+/* Whether the body's JSON can be read within bounds of memory; false when it has answered 400. */
+bool is_route_check_json(is_request *request);
 /* Reads the body and calls the handler: what a worker does. */
 void is_route_work(is_request *request);
 
@@ -89,7 +93,7 @@ struct is_request {
 
     char *body; /* NUL-terminated */
     size_t n_body, body_capacity;
-    bool body_too_large;
+    bool body_too_large, body_large;
     json_t *json; /* IS_JSON_BODY: an object */
 
     pthread_mutex_t lock; /* over all below but the atomics */

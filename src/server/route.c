@@ -158,13 +158,17 @@ static uint64_t address_hash(const is_request *r)
 
 /* ------------------------------------------------------------ the body */
 
-/* Nesting is bounded before the JSON is built, by brackets outside of strings. */
-static bool too_deep(const char *text, size_t n)
+/*
+ * What the JSON would cost is bounded before it is built, by what stands outside of strings: an empty object is two
+ * bytes here and some 300 in memory.
+ */
+bool is_route_check_json(is_request *r)
 {
     int depth = 0;
+    size_t values = 0, objects = 0;
     bool quoted = false;
-    for (size_t i = 0; i < n; i++) {
-        char c = text[i];
+    for (size_t i = 0; i < r->n_body; i++) {
+        char c = r->body[i];
         if (quoted) {
             if (c == '\\')
                 i++;
@@ -172,12 +176,21 @@ static bool too_deep(const char *text, size_t n)
                 quoted = false;
         } else if (c == '"') {
             quoted = true;
-        } else if ((c == '[' || c == '{') && ++depth > IS_MAX_DEPTH) {
-            return true;
+        } else if (c == '[' || c == '{') {
+            objects += c == '{';
+            if (++depth <= IS_MAX_DEPTH) continue;
+            is_reply_error(r, 400, NULL, "too_deep", "the JSON is nested more than %d levels deep", IS_MAX_DEPTH);
+            return false;
         } else if (c == ']' || c == '}') {
             depth--;
+        } else if (c == ',') {
+            values++;
         }
     }
+    if (values <= IS_MAX_VALUES && objects <= IS_MAX_OBJECTS) return true;
+    is_reply_error(r, 400, NULL, "too_many_values",
+                   "the JSON has %zu values and %zu objects, and at most %d and %d are read; send less at a time",
+                   values, objects, IS_MAX_VALUES, IS_MAX_OBJECTS);
     return false;
 }
 
@@ -189,10 +202,7 @@ static bool parse(is_request *r)
         is_reply_error(r, 400, NULL, "body_missing", "the request has no body; send a JSON object");
         return false;
     }
-    if (too_deep(r->body, r->n_body)) {
-        is_reply_error(r, 400, NULL, "too_deep", "the JSON is nested more than %d levels deep", IS_MAX_DEPTH);
-        return false;
-    }
+    if (!is_route_check_json(r)) return false;
     r->json = json_loadb(r->body, r->n_body, JSON_REJECT_DUPLICATES, &error);
     if (r->json == NULL) {
         is_reply_error(r, 400, NULL, "invalid_json", "the body is not JSON: line %d, column %d: %s", error.line,

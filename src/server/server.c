@@ -10,6 +10,9 @@
 
 #include "internal.h"
 
+/* Over 32 KiB libmicrohttpd maps a connection's memory by itself, so that it goes back to the system when it closes. */
+#define CONNECTION_BYTES (64 << 10)
+
 #define LAST_WORDS_MS 500 /* for replies that are on their way when the server stops */
 #define KEEPERS       4   /* threads for the store; its own lock lets one write at a time */
 
@@ -109,6 +112,7 @@ static is_status listen_on(is_server *s, is_error *err)
     struct MHD_OptionItem items[] = {
         {MHD_OPTION_SOCK_ADDR, 0, &address},
         {MHD_OPTION_CONNECTION_LIMIT, (intptr_t)o->connections, NULL},
+        {MHD_OPTION_CONNECTION_MEMORY_LIMIT, CONNECTION_BYTES, NULL},
         {MHD_OPTION_CONNECTION_TIMEOUT, (intptr_t)o->idle_s, NULL},
         {o->tls_cert != NULL ? MHD_OPTION_HTTPS_MEM_CERT : MHD_OPTION_END, 0, (void *)(uintptr_t)o->tls_cert},
         {MHD_OPTION_HTTPS_MEM_KEY, 0, (void *)(uintptr_t)o->tls_key},

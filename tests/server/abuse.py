@@ -156,16 +156,18 @@ def broken_texts(server):
     chance = random.Random(7)
     good = server.request("POST", "/v1/memories/search", {"query": "x", "k": 0, "filters": {"metadata": {"a": [1, 2, {"b": "c"}]}}})
     start = good.index(b"\r\n\r\n") + 4
-    for i in range(300):
+    for i in range(600):
         data = bytearray(good)
         for _ in range(chance.randrange(1, 8)):
             data[chance.randrange(start if i % 2 else 0, len(data))] = chance.randrange(256)
         with server.connect() as s:
-            s.settimeout(60)
+            s.settimeout(0.05)  # it may wait for more; whether it does is not looked at
             s.sendall(bytes(data) if i % 3 else chance.randbytes(300))
-            s.shutdown(socket.SHUT_WR)
-            reply = read_all(s)
-        assert not reply or parse_reply(reply)[0] != 500, bytes(data)
+            try:
+                reply = s.recv(65536)
+            except (TimeoutError, ConnectionError):
+                continue
+        assert not reply or parse_reply(reply)[0] not in (500, 503), bytes(data)
 
 
 def large_and_deep(server):
@@ -219,11 +221,11 @@ def main():
     connections = options.parse_args().connections
     with Server(*OPTIONS) as server:
         before = settle(server)
-        print(f"at rest: {before[0]} KiB, {before[1]} files")
+        print(f"at rest: {before[0]} KiB, {before[1]} files", flush=True)
         for act in ALL:
             more = {"connections": connections} if act is many_connections else {}
             check(server, act, before, **more)
-            print(f"{act.__name__:24} {rss(server)} KiB, {open_files(server)} files")
+            print(f"{act.__name__:24} {rss(server)} KiB, {open_files(server)} files", flush=True)
     return 0
 
 

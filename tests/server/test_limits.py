@@ -97,6 +97,17 @@ def test_big_bodies_are_read_by_a_worker(server):
     assert error_of(server.post("/v1/memories/search", content=body + b"x", headers=JSON))["code"] == "invalid_json"
 
 
+@pytest.mark.parametrize("path", ["/v1/memories/search", "/v1/chat/completions", "/v1/memories/import"])
+def test_how_many_values(server, path):
+    """An empty object is two bytes in a body, and hundreds in memory."""
+    for many in (b"{}," * 70_000 + b"1", b"1," * 600_000 + b"1"):
+        body = b"[" + many + b"]" if path.endswith("import") else b'{"a": [' + many + b"]}"
+        reply = server.post(path, content=body, headers=JSON)
+        assert reply.status_code == 400 and error_of(reply)["code"] == "too_many_values"
+    few = b'{"query": "x", "k": 0, "pad": [' + b"{}," * 60_000 + b"1]}"
+    assert error_of(server.post("/v1/memories/search", content=few, headers=JSON))["param"] == "k"
+
+
 @pytest.mark.parametrize("value", ["-1", "1.5", "201", "1e2", "true", '"5"', "[]", "{}", "9007199254740993", "-0.0"])
 def test_numbers(server, value):
     reply = server.post("/v1/memories/search", content=b'{"query": "x", "k": %s}' % value.encode(), headers=JSON)
