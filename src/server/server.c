@@ -1,6 +1,7 @@
 /* Starting, draining and stopping the server. */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <malloc.h>
 #include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +13,8 @@
 
 /* Over 32 KiB libmicrohttpd maps a connection's memory by itself, so that it goes back to the system when it closes. */
 #define CONNECTION_BYTES (64 << 10)
+
+#define MAPPED_BYTES (1 << 20)
 
 #define LAST_WORDS_MS 500 /* for replies that are on their way when the server stops */
 #define KEEPERS       4   /* threads for the store; its own lock lets one write at a time */
@@ -159,6 +162,8 @@ is_status is_server_start(is_memory *memory, const is_server_options *options, i
     *out = NULL;
     is_server *s = calloc(1, sizeof *s);
     if (s == NULL) return is_fail(err, IS_ENOMEM, "no memory for the server");
+    /* A fixed bound, where malloc's own rises with what is freed: what is larger goes back to the system at once. */
+    (void)mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES);
     s->memory = memory;
     s->options = *options;
     s->started_ms = is_now_ms();

@@ -18,7 +18,7 @@ from common import NO_END, Server, parse_reply, read_all, wait_for
 CONNECTIONS = 10_000
 GROWTH_KIB = 8 << 10  # of the process's own memory, beyond which it has kept something
 GIB = 1 << 30
-OPTIONS = ("--idle", 5)  # the HTTP library sees some ends of connections only when nothing has moved for so long
+OPTIONS = ("--idle", 20)  # the HTTP library sees some ends of connections only when nothing has moved for so long
 
 
 def rss(server):
@@ -83,7 +83,8 @@ def byte_by_byte(server):
 
 def slow_reader(server):
     """A stream that nobody reads does not keep the engine: others are answered while it waits."""
-    body = {"messages": [{"role": "user", "content": "Count."}], "stream": True, "max_tokens": 200, "logit_bias": NO_END, "user": "slow"}
+    body = {"messages": [{"role": "user", "content": "Count."}], "user": "slow", "stream": True, "max_tokens": 200, "temperature": 0,
+            "logit_bias": NO_END}
     place = server.connect()
     place.close()
     slow = socket.socket()

@@ -3,6 +3,7 @@
 INFERSCALE_BIN names the program, INFERSCALE_CHAT_MODEL and INFERSCALE_EMBEDDING_MODEL the models.
 """
 
+import ctypes
 import json
 import os
 import pathlib
@@ -66,6 +67,11 @@ def wait_for(condition, what):
     raise AssertionError(f"this never came: {what}")
 
 
+def end_with_us():
+    """In a child: it does not outlive this process."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
 class Server:
     """inferscale serve; `options` are words of its command line."""
 
@@ -78,7 +84,8 @@ class Server:
         if port is not None:
             words += ["--port", port]
         self.process = subprocess.Popen([*map(str, words), *map(str, options)], env=environment(**(env or {})),
-                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._log)
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._log,
+                                        preexec_fn=end_with_us)
         try:
             about = json.loads(self._read_announcement())
         except BaseException:

@@ -1,6 +1,6 @@
 """Servers that several tests share."""
 
-import json
+import collections
 import os
 
 import pytest
@@ -37,16 +37,17 @@ def user(request):
     return "user-" + request.node.name
 
 
-counts = {"passed": 0, "failed": 0, "skipped": 0}
+counts = collections.Counter()
 
 
 def pytest_runtest_logreport(report):
-    if report.when == "call" or report.outcome != "passed":
-        counts["skipped" if report.skipped else "failed" if report.failed else "passed"] += 1
+    if report.when == "call" or report.failed:
+        counts[report.outcome] += 1
 
 
 def pytest_sessionfinish():
+    """For whoever started this: passed, failed."""
     path = os.environ.get("INFERSCALE_TEST_COUNTS")
     if path:
         with open(path, "w", encoding="utf-8") as out:
-            json.dump(counts, out)
+            print(counts["passed"], counts["failed"], file=out)

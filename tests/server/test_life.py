@@ -26,7 +26,7 @@ def serve(tmp_path, *options, **env):
 def begin_stream(server, max_tokens):
     s = server.connect()
     s.sendall(server.request("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "Count."}], "stream": True,
-                                                             "max_tokens": max_tokens, "logit_bias": NO_END}))
+                                                             "max_tokens": max_tokens, "temperature": 0, "logit_bias": NO_END}))
     text = b""
     while text.count(b"data: ") < 3:
         text += s.recv(4096)
@@ -247,7 +247,7 @@ def test_tls(certificate):
         assert server.url.startswith("https://")
         with server.client(verify=trust) as client:
             assert client.get("/v1/models").status_code == 200
-            body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "logit_bias": NO_END, "stream": True}
+            body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "temperature": 0, "logit_bias": NO_END, "stream": True}
             with client.stream("POST", "/v1/chat/completions", json=body) as reply:
                 assert reply.read().count(b'"content":') == 6
             large = [{"text": "x", "metadata": {"pad": "x" * 10_000}}] * 80
@@ -270,7 +270,8 @@ def test_tls(certificate):
 def test_tls_that_cannot_be(tmp_path, certificate):
     cert, key = certificate
     for options, words in ((("--tls-cert", cert), "only one of them"), (("--tls-key", key), "only one of them"),
-                           (("--tls-cert", key, "--tls-key", cert), "certificate"), (("--tls-cert", "missing", "--tls-key", key), "cannot read missing")):
+                           (("--tls-cert", key, "--tls-key", cert), "certificate"),
+                           (("--tls-cert", "missing", "--tls-key", key), "cannot read missing")):
         done = serve(tmp_path, "--port", 0, *options)
         assert done.returncode in (1, 3) and words in done.stderr, (options, done.stderr)
 

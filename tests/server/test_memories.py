@@ -184,7 +184,8 @@ ADD = [
     ({"messages": []}, "facts"), ({"messages": [{}]}, "messages"), ({"messages": [{"role": "user", "content": ""}]}, "messages"),
     ({"messages": [{"role": "user", "content": "x" * 4097}]}, "content"), ({"messages": [{"role": "r" * 33, "content": "x"}]}, "role"),
     ({"messages": [{"role": "user", "content": "x", "time": []}]}, "time"),
-    ({"messages": [{"role": "user", "content": "x"}] * 1001}, "messages"), ({"messages": [{"role": "user", "content": "x", "name": "n" * 256}]}, "name"),
+    ({"messages": [{"role": "user", "content": "x"}] * 1001}, "messages"),
+    ({"messages": [{"role": "user", "content": "x", "name": "n" * 256}]}, "name"),
 ]
 
 
