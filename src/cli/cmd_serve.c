@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "cli.h"
 #include "common/common.h"
@@ -174,6 +175,10 @@ static is_status serve(const is_cli *cli, serving *s, const sigset_t *signals, i
     if (status == IS_OK) {
         announce(cli, server, s);
         (void)sigwait(signals, &signal_number);
+        /* timeout(1) and shells send one to the process and one to its group: that is not yet another signal. */
+        const struct timespec twice = {.tv_nsec = 200000000};
+        while (sigtimedwait(signals, NULL, &twice) > 0) {
+        }
         is_cli_note(cli, "inferscale: going down; requests in work have %u s to end, another signal ends them now",
                     s->drain);
         (void)pthread_sigmask(SIG_UNBLOCK, signals, NULL);
