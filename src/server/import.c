@@ -148,8 +148,10 @@ void is_handle_import(is_request *r)
     }
     /* JSON Lines are read line by line; the other form is one value. */
     if (r->body[strspn(r->body, " \t\r\n")] == '[' && !is_route_check_json(r)) return;
+    if (!is_wait_begin(r)) return;
     importing *w = calloc(1, sizeof *w);
     if (w == NULL) {
+        is_wait_end(r);
         is_reply_error(r, 503, NULL, "no_memory", "no memory for the import");
         return;
     }
@@ -173,4 +175,5 @@ void is_handle_import(is_request *r)
     clear(w);
     json_decref(w->why);
     free(w);
+    is_wait_end(r);
 }

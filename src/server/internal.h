@@ -34,6 +34,7 @@
 #define IS_MAX_OBJECTS  (1 << 16)
 #define IS_MAX_MESSAGES 2048
 #define IS_MAX_TOOLS    128
+#define IS_MAX_WAITING  24  /* requests that wait for the encoding of facts */
 #define IS_MAX_NAME     256 /* bytes of a user, agent or run */
 
 typedef struct is_request is_request;
@@ -188,6 +189,11 @@ json_t *is_json_time(int64_t time);
 json_t *is_json_text(const char *text, size_t n);
 json_t *is_json_fact(const is_fact *fact, double score); /* score NAN: none */
 
+/* ---- memories.c: before and after a wait for the encoding; false when it has answered 429, as too many wait */
+
+bool is_wait_begin(is_request *r);
+void is_wait_end(is_request *r);
+
 /* ---- metrics.c */
 
 typedef struct is_record {
@@ -249,6 +255,7 @@ struct is_server {
     is_metrics *metrics;
     atomic_bool listening, draining, stopping;
     atomic_uint in_work; /* requests handed to workers */
+    atomic_uint waiting; /* of those, for the encoding of facts */
     atomic_uint open;    /* requests that are not answered to the last byte */
     double started_ms;
     int64_t started;                                /* Unix seconds */

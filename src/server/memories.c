@@ -99,6 +99,23 @@ static bool read_addition(is_request *r, addition *a)
     return true;
 }
 
+/* So that a few who wait for long do not keep the others from the store. */
+bool is_wait_begin(is_request *r)
+{
+    if (atomic_fetch_add(&r->server->waiting, 1) < IS_MAX_WAITING) return true;
+    is_wait_end(r);
+    r->retry_after = 5;
+    is_reply_error(r, 429, NULL, "too_many_wait",
+                   "%d requests wait for facts to be encoded already; try again in a moment, or add without wait",
+                   IS_MAX_WAITING);
+    return false;
+}
+
+void is_wait_end(is_request *r)
+{
+    atomic_fetch_sub(&r->server->waiting, 1);
+}
+
 /* Whoever waits for the chunks and has left is not waited for. */
 static bool on_progress(void *user, uint64_t done, uint64_t total)
 {
@@ -142,11 +159,12 @@ void is_handle_add(is_request *r)
         is_reply_error(r, 503, NULL, "no_memory", "no memory for the request");
         return;
     }
-    if (is_field_bool(r, r->json, "wait", &wait) && read_addition(r, a)) {
+    if (is_field_bool(r, r->json, "wait", &wait) && read_addition(r, a) && (!wait || is_wait_begin(r))) {
         if (add(r, a, wait, &err) == IS_OK)
             reply_added(r, a);
         else
             is_reply_failure(r, &err);
+        if (wait) is_wait_end(r);
     }
     for (size_t i = 0; i < a->n; i++) free(a->metadata[i]);
     free(a);

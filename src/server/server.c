@@ -17,7 +17,7 @@
 #define MAPPED_BYTES (1 << 20)
 
 #define LAST_WORDS_MS 500 /* for replies that are on their way when the server stops */
-#define KEEPERS       4   /* threads for the store; its own lock lets one write at a time */
+#define KEEPERS       32  /* threads for the store: more than the IS_MAX_WAITING that may wait for the engine there */
 
 is_server_options is_server_options_default(void)
 {
@@ -78,7 +78,7 @@ static is_status resolve(const is_server_options *o, struct sockaddr_storage *ad
     return IS_OK;
 }
 
-#define SAMPLE_WORDS 200
+#define SAMPLE_WORDS 100
 
 /* What a token of prefill costs here, for the dashboard's comparison; a request that prefills will say it better. */
 static void measure_prefill(is_server *s)

@@ -160,10 +160,14 @@ class Server:
     def wait_for_work(self, running, queued=0):
         wait_for(lambda: self.in_work() == (running, queued), f"{running} requests running and {queued} queued")
 
-    def connect(self, context=None):
-        """A bare connection."""
+    def connect(self, context=None, receive_bytes=None):
+        """A bare connection; receive_bytes: of the socket's buffer, so that who does not read is noticed soon."""
         place = urlsplit(self.url)
-        s = socket.create_connection((place.hostname, place.port), timeout=PATIENCE)
+        s = socket.socket(socket.AF_INET6 if ":" in place.hostname else socket.AF_INET)
+        s.settimeout(PATIENCE)
+        if receive_bytes:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        s.connect((place.hostname, place.port))
         if place.scheme == "https":
             s = (context or ssl.create_default_context()).wrap_socket(s, server_hostname=place.hostname)
         return s

@@ -14,5 +14,5 @@ def abused():
 
 @pytest.mark.parametrize("act", abuse.ALL, ids=[act.__name__ for act in abuse.ALL])
 def test_abuse(abused, act):
-    server, before = abused
-    abuse.check(server, act, before)
+    server, files = abused
+    abuse.check(server, act, files)

@@ -5,7 +5,7 @@ With one slot, requests are worked on one after another; the status shows in whi
 
 import pytest
 
-from common import NO_END, Server, parse_reply, read_all, wait_for
+from common import NO_END, Server, error_of, parse_reply, read_all, wait_for
 
 FAR = 1500  # tokens that an answer may have: more than it gets to before its client leaves
 
@@ -63,13 +63,16 @@ def test_leaving_in_the_middle_of_a_stream(single, path):
 
 
 def test_leaving_with_the_user_in_the_query(single):
-    """What the query says goes with its connection; the answer's record comes after."""
-    s = single.connect()
+    """What the query says goes with its connection, and the answer's record has it all the same."""
     body = {"stream": True, "max_tokens": FAR, "logit_bias": NO_END, "messages": [{"role": "user", "content": "Count."}]}
-    s.sendall(single.request("POST", "/v1/chat/completions?user=query-leaver&agent=" + "a" * 200, body))
-    assert b"data: " in s.recv(65536) + s.recv(65536)
-    s.close()
-    left(single, "query-leaver")
+    for i in range(5):
+        s = single.connect()
+        s.sendall(single.request("POST", f"/v1/chat/completions?user=query-leaver-{i}&agent=" + "a" * 200, body))
+        text = b""
+        while text.count(b"data: ") < 3:
+            text += s.recv(4096)
+        s.close()
+        left(single, f"query-leaver-{i}")
     single.wait_for_work(0)
 
 
@@ -121,6 +124,29 @@ def test_fairness(single):
         s.close()
     later = [a["id"] for a in single.answered("greedy") if a["id"] > single.answered("modest")[0]["id"]]
     assert len(later) >= 5, "of the eight that waited, most had to let the modest one pass"
+
+
+def test_who_waits_for_chunks_is_in_nobodys_way(single):
+    """As many as may wait do, and are still waiting when the others have been answered; one more is put off."""
+    def wait_for_chunks(i):
+        s = single.connect()
+        facts = [f"Number {n} is on list {i}." for n in range(10)]
+        s.sendall(single.request("POST", "/v1/memories", {"user": f"patient-{i}", "facts": facts, "wait": True}))
+        return s
+
+    waiting = [wait_for_chunks(i) for i in range(24)]
+    users = wait_for(lambda: (u := [x["user"] for x in single.get("/v1/users?limit=1000").json()["users"] if "patient" in x["user"]]) and
+                     len(u) == 24 and u, "all that wait")
+    reply = single.post("/v1/memories/search", {"user": users[0], "query": "number"})
+    put_off = single.post("/v1/memories", {"facts": ["One more."], "wait": True})
+    kept = single.post("/v1/memories", {"user": "hasty", "facts": ["One more."]})
+    assert single.get("/v1/encode").json()["pending"] > 0, "they still wait"
+    assert reply.status_code == 200 and len(reply.json()["memories"]) == 10
+    assert put_off.status_code == 429 and error_of(put_off)["code"] == "too_many_wait" and int(put_off.headers["Retry-After"]) > 0
+    assert kept.status_code == 201
+    for s in waiting:
+        assert parse_reply(read_all(s))[0] == 201
+        s.close()
 
 
 def test_leaving_an_import(single):
