@@ -8,12 +8,14 @@
  */
 #include "internal.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define ENCODE_UNDER_LOAD_MS 500 /* between two targets encoded while requests run: at most some 10 % of the time */
+#define FILL_AFTER_MS        50  /* of idling: who asks again at once does not wait for cells to be made */
 
 void is_job_finish(is_llama *engine, is_job *job, is_status status, const is_error *err)
 {
@@ -61,21 +63,41 @@ static void end_busy(is_llama *engine, is_status status, const char *text)
         if (engine->slots[i].job != NULL) is_slot_end(engine, &engine->slots[i], status, &err);
 }
 
-/* A free slot: the one that still holds this plan's memory, else one that holds none, else the one used longest ago. */
-static is_slot *free_slot(is_llama *engine, uint64_t salt)
+/* Tokens of memory that the job would like to inject. */
+static uint32_t wanted_cells(const is_job *job)
 {
-    is_slot *found = NULL;
-    double oldest = 0;
+    const is_plan *plan = job->kind == IS_JOB_RUN ? &job->run->plan : &job->score->plan;
+    uint32_t n = 0;
+    for (size_t i = 0; plan->inject && i + 1 < plan->n_segments; i++) n += plan->segments[i].n_tokens;
+    return n;
+}
+
+/*
+ * A free slot: the one that still holds this plan's memory; else, of those that hold none, the one with the fewest
+ * cells that are enough, or with the fewest at all where none has enough; else the one used longest ago.
+ */
+static is_slot *free_slot(is_llama *engine, const is_job *job)
+{
+    uint64_t salt = job->kind == IS_JOB_RUN ? job->run->plan.salt : job->score->plan.salt;
+    llama_memory_t memory = llama_get_memory(engine->context);
+    uint32_t wanted = wanted_cells(job);
+    is_slot *found = NULL, *oldest = NULL;
+    uint64_t least = UINT64_MAX;
     for (uint32_t i = 0; i < engine->n_slots; i++) {
         is_slot *slot = &engine->slots[i];
         if (slot->state != IS_SLOT_FREE) continue;
-        if (salt != 0 && slot->resident_salt == salt) return slot;
-        double used = slot->resident_salt != 0 ? slot->started_ms : 0;
-        if (found != NULL && used >= oldest) continue;
+        if (slot->resident_salt != 0) {
+            if (slot->resident_salt == salt) return slot;
+            if (oldest == NULL || slot->started_ms < oldest->started_ms) oldest = slot;
+            continue;
+        }
+        uint64_t cells = (uint64_t)(llama_memory_seq_pos_max(memory, slot->sequence) + 1);
+        uint64_t rank = cells >= wanted ? cells : UINT32_MAX + cells;
+        if (rank >= least) continue;
+        least = rank;
         found = slot;
-        oldest = used;
     }
-    return found;
+    return found != NULL ? found : oldest;
 }
 
 static void start_jobs(is_llama *engine)
@@ -86,8 +108,7 @@ static void start_jobs(is_llama *engine)
         pthread_mutex_unlock(&engine->lock);
         if (job == NULL) return;
         atomic_fetch_sub(&engine->waiting, 1);
-        uint64_t salt = job->kind == IS_JOB_RUN ? job->run->plan.salt : job->score->plan.salt;
-        is_slot *slot = free_slot(engine, salt);
+        is_slot *slot = free_slot(engine, job);
         is_status status = is_slot_start(engine, slot, job);
         if (status == IS_OK) continue;
         bool context_lost = status == IS_EENGINE;
@@ -154,17 +175,41 @@ static bool encode(is_llama *engine, bool idle)
     return true;
 }
 
-/* Makes cells in free slots for injections to come, one slot after another while nothing else is to be done. */
-static void fill_free_slots(is_llama *engine)
+static bool is_idle(const is_llama *engine)
 {
-    for (uint32_t i = 0; i < engine->n_slots; i++) {
-        const is_slot *slot = &engine->slots[i];
-        pthread_mutex_lock(&engine->lock);
-        bool idle = engine->queue == NULL && engine->encode_queue == NULL && !atomic_load(&engine->closing);
-        pthread_mutex_unlock(&engine->lock);
-        if (!idle || busy_slots(engine) > 0) return;
-        if (slot->resident_salt == 0) is_fill_cells(engine, slot->sequence);
+    return !atomic_load(&engine->closing) && engine->queue == NULL && engine->encode_queue == NULL &&
+           busy_slots(engine) == 0;
+}
+
+/* Makes cells in a free slot for injections to come; false when none needs them. */
+static bool fill_a_slot(is_llama *engine)
+{
+    for (uint32_t i = 0; i < engine->n_slots; i++)
+        if (engine->slots[i].resident_salt == 0 && is_fill_cells(engine, engine->slots[i].sequence)) return true;
+    return false;
+}
+
+/* Waits for work; when none comes for a moment, fills free slots one after another until some comes. */
+static void wait_for_work(is_llama *engine)
+{
+    bool filled = false;
+    struct timespec until;
+    (void)clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += FILL_AFTER_MS * 1000000L;
+    until.tv_sec += until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
+    pthread_mutex_lock(&engine->lock);
+    while (is_idle(engine)) {
+        if (filled) {
+            pthread_cond_wait(&engine->wake, &engine->lock);
+        } else if (pthread_cond_clockwait(&engine->wake, &engine->lock, CLOCK_MONOTONIC, &until) == ETIMEDOUT) {
+            pthread_mutex_unlock(&engine->lock);
+            filled = !fill_a_slot(engine);
+            pthread_mutex_lock(&engine->lock);
+            if (engine->context == NULL) break;
+        }
     }
+    pthread_mutex_unlock(&engine->lock);
 }
 
 static void *owner_main(void *arg)
@@ -172,14 +217,8 @@ static void *owner_main(void *arg)
     is_llama *engine = arg;
     double last_encode = 0;
     for (;;) {
-        fill_free_slots(engine);
-        pthread_mutex_lock(&engine->lock);
-        while (!atomic_load(&engine->closing) && engine->queue == NULL && engine->encode_queue == NULL &&
-               busy_slots(engine) == 0)
-            pthread_cond_wait(&engine->wake, &engine->lock);
-        bool closing = atomic_load(&engine->closing);
-        pthread_mutex_unlock(&engine->lock);
-        if (closing) break;
+        wait_for_work(engine);
+        if (atomic_load(&engine->closing) || engine->context == NULL) break;
         start_jobs(engine);
         if (engine->context == NULL) break;
         bool idle = busy_slots(engine) == 0;

@@ -140,13 +140,21 @@ void is_blob_close(is_llama *engine)
     engine->blob = NULL;
 }
 
+/* Follows what is injected up at once and down slowly, with an eighth to spare. */
+static void note_cells(is_llama *engine, uint32_t n_tokens)
+{
+    uint32_t wanted = n_tokens + n_tokens / 8;
+    if (wanted > engine->n_context) wanted = engine->n_context;
+    engine->cells = wanted >= engine->cells ? wanted : engine->cells - (engine->cells - wanted) / 8;
+}
+
 is_status is_inject(is_llama *engine, int32_t sequence, const is_placed *chunks, size_t n, uint32_t n_tokens,
                     uint64_t *bytes, is_error *err)
 {
     const is_state_shape *shape = &engine->shape;
     is_target targets[IS_MAX_LAYERS];
     uint32_t cells[IS_STATE_MAX_CACHES] = {0};
-    if (n_tokens > engine->most_tokens) engine->most_tokens = n_tokens;
+    note_cells(engine, n_tokens);
     if (is_direct_cut(engine, sequence, n_tokens)) {
         is_direct_targets(engine, sequence, n_tokens, targets);
         *bytes = (uint64_t)n_tokens * is_layout_token_bytes(&engine->layout);
@@ -177,14 +185,14 @@ is_status is_inject(is_llama *engine, int32_t sequence, const is_placed *chunks,
 bool is_fill_cells(is_llama *engine, int32_t sequence)
 {
     llama_memory_t memory = llama_get_memory(engine->context);
-    if (!engine->direct.ready || llama_memory_seq_pos_max(memory, sequence) + 1 >= (llama_pos)engine->most_tokens)
-        return false;
+    uint32_t n = engine->cells;
+    if (!engine->direct.ready || llama_memory_seq_pos_max(memory, sequence) + 1 >= (llama_pos)(n - n / 8)) return false;
     is_target targets[IS_MAX_LAYERS];
-    uint32_t cells[IS_STATE_MAX_CACHES] = {engine->most_tokens};
+    uint32_t cells[IS_STATE_MAX_CACHES] = {n};
     size_t size = is_state_bytes(&engine->shape, cells);
     if (size == 0 || is_blob_reserve(engine, size, NULL) != IS_OK) return false;
     memset(engine->blob, 0, size);
-    size_t used = is_state_begin(&engine->shape, engine->blob, engine->most_tokens, cells, targets);
+    size_t used = is_state_begin(&engine->shape, engine->blob, n, cells, targets);
     is_llama_quiet();
     if (llama_state_seq_set_data(engine->context, engine->blob, used, sequence) == used) return true;
     (void)is_context_renew(engine, NULL);

@@ -211,8 +211,8 @@ typedef struct is_llama {
     is_probe_report probe;
 
     is_direct direct;
-    uint32_t most_tokens; /* that were injected at once: free sequences keep so many cells */
-    uint8_t *blob;        /* the state that is being injected; pages touched at start */
+    uint32_t cells; /* that free sequences keep for what is injected next */
+    uint8_t *blob;  /* the state that is being injected; pages touched at start */
     size_t blob_size;
     struct is_team *team; /* composes */
 
@@ -268,7 +268,7 @@ is_status is_blob_reserve(is_llama *engine, size_t size, is_error *err);
 is_status is_blob_open(is_llama *engine, uint32_t n_tokens, is_error *err);
 void is_blob_close(is_llama *engine);
 
-/* Fills a free sequence up to most_tokens cells of zeros; true when it did. */
+/* Fills a free sequence that has few cells up to engine->cells, with zeros; true when it did. */
 bool is_fill_cells(is_llama *engine, int32_t sequence);
 
 /* ---- direct.c */

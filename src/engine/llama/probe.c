@@ -407,7 +407,7 @@ is_status is_probe(is_llama *engine, const char *path, is_error *err)
     if (!engine->injectable) engine->direct.ready = false;
     /* Nothing of the canaries stays, neither rows nor cells. */
     llama_memory_clear(llama_get_memory(engine->context), true);
-    engine->most_tokens = engine->n_context < FIRST_CELLS ? engine->n_context : FIRST_CELLS;
+    engine->cells = engine->n_context < FIRST_CELLS ? engine->n_context : FIRST_CELLS;
     for (uint32_t i = 0; i < engine->n_slots; i++) (void)is_fill_cells(engine, engine->slots[i].sequence);
     return IS_OK;
 }
