@@ -172,19 +172,15 @@ static is_status ask(const is_demo *demo, const char *question, const char *mode
 }
 
 /*
- * One question that is not measured, in both modes, so that neither side pays for what happens once in a process:
- * chunks read from disk (all of them: k is as large as it may be), memory touched for the first time, the model's
- * weights paged in.  A few facts are enough to make prefill touch all that it uses.
+ * One question that is not measured, so that no question pays for what happens once in a process: chunks read from
+ * disk (all of them: k is as large as it may be) and memory touched for the first time.  The server has prefilled
+ * some text already when it starts.
  */
 static is_status warm_up(const is_demo *demo, is_error *err)
 {
-    static const char question[] = "What do you remember about me?";
-    is_answer *inject = NULL;
-    is_answer *prefill = NULL;
-    is_status status = ask(demo, question, "inject", 200, 2, &inject, err);
-    if (status == IS_OK) status = ask(demo, question, "prefill", 5, 2, &prefill, err);
-    is_answer_free(inject);
-    is_answer_free(prefill);
+    is_answer *answer = NULL;
+    is_status status = ask(demo, "What do you remember about me?", "inject", 200, 2, &answer, err);
+    is_answer_free(answer);
     return status;
 }
 

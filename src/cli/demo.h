@@ -6,7 +6,7 @@
 
 #define IS_DEMO_QUESTIONS  3
 #define IS_DEMO_K          50
-#define IS_DEMO_MAX_TOKENS 48
+#define IS_DEMO_MAX_TOKENS 24
 
 typedef struct is_demo_question {
     const char *question;
