@@ -76,7 +76,8 @@ setup-test:
 
 check: build/inferscale build/release/examples/remember
 	@for v in release asan; do $(MAKE) --no-print-directory VARIANT=$$v tests-of-variant || exit 1; done
-	@$(MAKE) --no-print-directory VARIANT=tsan $(TSAN_TESTS:%=build/tsan/%)
+	@$(MAKE) --no-print-directory VARIANT=asan build/asan/inferscale
+	@$(MAKE) --no-print-directory VARIANT=tsan build/tsan/inferscale $(TSAN_TESTS:%=build/tsan/%)
 	@$(MAKE) --no-print-directory VARIANT=fuzz $(FUZZ_SRC:%.c=build/fuzz/%)
 	@scripts/test.sh $(PROGRAMS) $(wildcard tests/test_*.sh)
 

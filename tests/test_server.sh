@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
 #
-# The server from the outside, by the clients that people use (tests/server). test_schema.py (schemathesis) and
-# test_abuse.py (floods) take some minutes more: run them with
-#   "$INFERSCALE_TEST_VENV/bin/python" -m pytest tests/server/test_schema.py tests/server/test_abuse.py
+# The server from the outside, by the clients that people use (tests/server), then again under ThreadSanitizer and AddressSanitizer.
 #
 #   INFERSCALE_BIN              the program (default: build/inferscale)
 #   INFERSCALE_CHAT_MODEL       GGUF of a chat model
@@ -11,10 +9,19 @@
 
 set -euo pipefail
 
-cd "$(dirname "${BASH_SOURCE[0]}")/server"
-export PYTHONDONTWRITEBYTECODE=1
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+run() { "$root/tests/server/run.sh" "$@"; }
+
 # Sessions with servers of their own: the second one looks at the log too, where long facts leave a line.
-for files in "test_openai.py test_memories.py test_access.py" "test_limits.py test_leaving.py test_life.py" test_load.py; do
-    # shellcheck disable=SC2086 # several names
-    "$INFERSCALE_TEST_VENV/bin/python" -m pytest $files
+run test_openai.py test_memories.py test_access.py
+run test_limits.py test_leaving.py test_life.py
+run test_load.py
+run test_schema.py
+run test_abuse.py
+
+# Without the two that wait a minute each for the server's patience to end.
+for variant in tsan asan; do
+    echo "== $variant"
+    INFERSCALE_BIN=$root/build/$variant/inferscale INFERSCALE_TEST_LOAD_SECONDS=20 \
+        run test_openai.py test_memories.py test_access.py test_limits.py test_leaving.py test_load.py -k "not what_is_no_http"
 done

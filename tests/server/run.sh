@@ -10,7 +10,7 @@
 #   INFERSCALE_TEST_VENV        Python with the packages of tests/requirements.txt (default: where scripts/setup.sh
 #                               --test puts it)
 #   INFERSCALE_TEST_LOAD_SECONDS, INFERSCALE_TEST_EXAMPLES
-#                               how long the mixed load lasts (60), how many requests schemathesis makes up (4)
+#                               how long the mixed load lasts (60), how many requests schemathesis makes up (2)
 #
 # Arguments go to pytest. Ends with "N passed, M failed".
 
