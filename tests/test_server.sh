@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 #
-# The server from the outside, by the clients that people use (tests/server), then again under ThreadSanitizer and AddressSanitizer.
+# The server from the outside, by the clients that people use (tests/server), then again under ThreadSanitizer and
+# AddressSanitizer.
 #
 #   INFERSCALE_BIN              the program (default: build/inferscale)
 #   INFERSCALE_CHAT_MODEL       GGUF of a chat model

@@ -212,10 +212,28 @@ static void wait_for_work(is_llama *engine)
     pthread_mutex_unlock(&engine->lock);
 }
 
+/*
+ * The probe computes in this thread too: libgomp lets its threads sleep at once, at every step of a graph, when all
+ * threads of all its teams are more than the cores, and each thread that computes has a team of its own.
+ */
+static is_status start(is_llama *engine)
+{
+    is_error err = {0};
+    is_status status = is_probe(engine, engine->model_path, &err);
+    pthread_mutex_lock(&engine->lock);
+    engine->start_err = err;
+    engine->start_status = status;
+    engine->started = true;
+    pthread_cond_broadcast(&engine->done);
+    pthread_mutex_unlock(&engine->lock);
+    return status;
+}
+
 static void *owner_main(void *arg)
 {
     is_llama *engine = arg;
     double last_encode = 0;
+    if (start(engine) != IS_OK) return NULL;
     for (;;) {
         wait_for_work(engine);
         if (atomic_load(&engine->closing) || engine->context == NULL) break;
@@ -494,6 +512,20 @@ static is_status open_serving(is_llama *engine, const is_llama_options *o, is_er
     return is_team_open(&engine->model, &engine->team, err);
 }
 
+static is_status start_owner(is_llama *engine, const char *model_path, is_error *err)
+{
+    engine->model_path = model_path;
+    if (pthread_create(&engine->thread, NULL, owner_main, engine) != 0)
+        return is_fail(err, IS_ENOMEM, "the system gives no thread for the engine");
+    engine->thread_started = true;
+    pthread_mutex_lock(&engine->lock);
+    while (!engine->started) pthread_cond_wait(&engine->done, &engine->lock);
+    is_status status = engine->start_status;
+    if (status != IS_OK && err != NULL) *err = engine->start_err;
+    pthread_mutex_unlock(&engine->lock);
+    return status;
+}
+
 is_status is_llama_open(const is_llama_options *options, is_engine **out, is_error *err)
 {
     *out = NULL;
@@ -505,14 +537,11 @@ is_status is_llama_open(const is_llama_options *options, is_engine **out, is_err
     pthread_cond_init(&engine->done, NULL);
     is_status status = is_model_open(options->model, options->threads, &engine->model, err);
     if (status == IS_OK) status = open_serving(engine, options, err);
-    if (status == IS_OK) status = is_probe(engine, options->model, err);
-    if (status == IS_OK && pthread_create(&engine->thread, NULL, owner_main, engine) != 0)
-        status = is_fail(err, IS_ENOMEM, "the system gives no thread for the engine");
+    if (status == IS_OK) status = start_owner(engine, options->model, err);
     if (status != IS_OK) {
         op_close(&engine->base);
         return status;
     }
-    engine->thread_started = true;
     if (!engine->injectable && options->log != NULL) {
         char line[640];
         (void)snprintf(line, sizeof line, "injection is off, every prompt is prefilled: %s", engine->why_not);

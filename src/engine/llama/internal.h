@@ -225,6 +225,10 @@ typedef struct is_llama {
 
     pthread_t thread;
     bool thread_started;
+    const char *model_path; /* while it starts */
+    bool started;           /* start_status says how */
+    is_status start_status;
+    is_error start_err;
     pthread_mutex_t lock;
     pthread_cond_t wake;        /* the owner thread waits here */
     pthread_cond_t done;        /* callers wait here           */
