@@ -343,7 +343,8 @@ void is_answer_free(is_answer *answer);
 
 /*
  * Continues a bare prompt, without chat template or memory: of the options those for sampling, ends and callbacks
- * count.  The prompt is a text (control tokens in it are recognised) or, when prompt is NULL, the model's token ids.
+ * count.  The prompt is a text (control tokens in it are recognised, and the model's begin mark is put in front where
+ * the model wants one and the text has none) or, when prompt is NULL, the model's token ids, as they are.
  * *out: is_answer_free; it has no facts.
  */
 is_status is_complete(is_memory *memory, const char *prompt, const int32_t *tokens, size_t n_tokens,

@@ -1,7 +1,7 @@
 /*
  * The whole system on real models: facts go in, are encoded, injected, answered from, changed and forgotten.
  *
- * Models: INFERSCALE_CHAT_MODEL and INFERSCALE_EMBEDDING_MODEL.
+ * Models: INFERSCALE_CHAT_MODEL (wants no begin mark), INFERSCALE_TEST_MODEL (wants one), INFERSCALE_EMBEDDING_MODEL.
  */
 #include "memory_fixture.h"
 
@@ -447,6 +447,78 @@ static void test_asking_adding_forgetting_at_once(void **state)
     is_close(m);
 }
 
+/* ------------------------------------------------------------ bare prompts */
+
+static is_answer *complete(is_memory *m, const char *text, const int32_t *tokens, size_t n)
+{
+    is_error err = {0};
+    is_answer *answer = NULL;
+    is_ask_options o = is_ask_options_default();
+    o.max_tokens = 8;
+    check(is_complete(m, text, tokens, n, &o, &answer, &err), &err);
+    return answer;
+}
+
+/* mark: the model's begin mark, or NULL when it wants none. */
+static void begins(is_memory *m, const char *mark)
+{
+    const char *const story = "Once upon a time there was";
+    is_error err = {0};
+    int32_t *words, *one, *line;
+    int32_t prompt[64];
+    size_t n, n_marks = 0;
+    uint32_t n_line;
+    check(m->engine->ops->tokenize(m->engine, story, true, &words, &n, &err), &err);
+    assert_in_range(n, 1, 63);
+    if (mark != NULL) {
+        char marked[64];
+        check(m->engine->ops->tokenize(m->engine, mark, true, &one, &n_marks, &err), &err);
+        assert_int_equal(n_marks, 1);
+        prompt[0] = one[0];
+        free(one);
+        (void)snprintf(marked, sizeof marked, "%s%s", mark, story);
+        is_answer *once = complete(m, marked, NULL, 0);
+        assert_int_equal(once->tokens_prefilled, n + 1);
+        is_answer_free(once);
+        const is_fact fact = {.text = TEXTS[0], .time = IS_TIME_NONE};
+        check(is_fact_tokens(m, &fact, &line, &n_line, NULL, &err), &err);
+        for (uint32_t i = 0; i < n_line; i++) assert_int_not_equal(line[i], prompt[0]);
+        for (uint32_t i = 0; i < m->n_header; i++) assert_int_equal(m->header[i] == prompt[0], i == 0);
+        free(line);
+    }
+    memcpy(prompt + n_marks, words, n * sizeof *words);
+    is_answer *text = complete(m, story, NULL, 0);
+    is_answer *tokens = complete(m, NULL, prompt, n + n_marks);
+    is_answer *as_they_are = complete(m, NULL, words, n);
+    assert_int_equal(text->tokens_prefilled, n + n_marks);
+    assert_int_equal(tokens->tokens_prefilled, n + n_marks);
+    assert_int_equal(as_they_are->tokens_prefilled, n);
+    assert_string_equal(text->text, tokens->text);
+    is_answer *none = NULL;
+    assert_int_equal(is_complete(m, "", NULL, 0, NULL, &none, &err), IS_EINVAL);
+    assert_null(none);
+    is_answer_free(text);
+    is_answer_free(tokens);
+    is_answer_free(as_they_are);
+    free(words);
+}
+
+/* A text gets the begin mark where the model wants one and the text has none; token ids and facts get none. */
+static void test_bare_prompts_begin_as_the_model_wants(void **state)
+{
+    (void)state;
+    is_options o = plain_options();
+    o.embedding_model = NULL;
+    o.threads = 1;
+    is_memory *m = open_with(&o);
+    begins(m, NULL);
+    is_close(m);
+    o.model = model("INFERSCALE_TEST_MODEL");
+    m = open_with(&o);
+    begins(m, "<bos>");
+    is_close(m);
+}
+
 typedef struct closing {
     is_memory *m;
     atomic_bool begun;
@@ -549,6 +621,7 @@ int main(void)
         WITH_FOLDER(test_host_budget_is_kept),
         WITH_FOLDER(test_asking_adding_forgetting_at_once),
         WITH_FOLDER(test_canceled_before_the_first_token),
+        WITH_FOLDER(test_bare_prompts_begin_as_the_model_wants),
         WITH_FOLDER(test_closing_ends_what_runs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -134,6 +134,9 @@ typedef struct is_engine_ops {
     /* *tokens: free().  special: control tokens in the text are recognised; never for users' text. */
     is_status (*tokenize)(is_engine *engine, const char *text, bool special, int32_t **tokens, size_t *n,
                           is_error *err);
+    /* The same for a bare prompt, whole: control tokens are recognised, and where the model wants a begin mark and the
+     * text has none, one is put in front.  An empty text stays empty. */
+    is_status (*tokenize_prompt)(is_engine *engine, const char *text, int32_t **tokens, size_t *n, is_error *err);
     /* The chat template around a system message whose text is system_head, then the facts, then system_tail.
      * system_head NULL: the header is known, only the tail is made.  Roles are user, assistant, system, developer
      * (as system) and, with tools, tool.  tools may be NULL; with them the template may write another header.

@@ -266,7 +266,7 @@ static is_status complete_inside(is_memory *memory, const char *prompt, const in
     is_status status = IS_OK;
     if (memory->engine == NULL) return is_fail(err, IS_EUNSUPPORTED, "the memory was opened without a model");
     if (prompt != NULL) {
-        status = memory->engine->ops->tokenize(memory->engine, prompt, true, &own, &n, err);
+        status = memory->engine->ops->tokenize_prompt(memory->engine, prompt, &own, &n, err);
         if (status != IS_OK) return status;
         tokens = own;
     }

@@ -91,7 +91,7 @@ static is_slot *free_slot(is_llama *engine, const is_job *job)
             if (oldest == NULL || slot->started_ms < oldest->started_ms) oldest = slot;
             continue;
         }
-        uint64_t cells = (uint64_t)(llama_memory_seq_pos_max(memory, slot->sequence) + 1);
+        uint64_t cells = (uint64_t)llama_memory_seq_pos_max(memory, slot->sequence) + 1; /* -1: none */
         uint64_t rank = cells >= wanted ? cells : UINT32_MAX + cells;
         if (rank >= least) continue;
         least = rank;
@@ -374,6 +374,11 @@ static is_status op_tokenize(is_engine *base, const char *text, bool special, in
     return is_prompt_tokenize(&((is_llama *)base)->model, text, special, false, tokens, n, err);
 }
 
+static is_status op_tokenize_prompt(is_engine *base, const char *text, int32_t **tokens, size_t *n, is_error *err)
+{
+    return is_prompt_tokenize(&((is_llama *)base)->model, text, true, text[0] != '\0', tokens, n, err);
+}
+
 static is_status op_render(is_engine *base, const char *system_head, const char *system_tail,
                            const is_message *messages, size_t n_messages, const is_tools *tools, is_prompt_parts *out,
                            is_error *err)
@@ -475,6 +480,7 @@ static const is_engine_ops ops = {
     .context = op_context,
     .vocab = op_vocab,
     .tokenize = op_tokenize,
+    .tokenize_prompt = op_tokenize_prompt,
     .render = op_render,
     .run = op_run,
     .score = op_score,

@@ -333,6 +333,7 @@ is_status is_tools_finish(const is_run *run, is_run_result *result, is_error *er
 is_status is_prompt_open(is_model *model, is_error *err);
 /* Whether a text has what the renderer puts in place of others. */
 bool is_has_mark(const char *text);
+/* bos: with the model's begin mark in front where it wants one, once. */
 is_status is_prompt_tokenize(const is_model *model, const char *text, bool special, bool bos, int32_t **tokens,
                              size_t *n, is_error *err);
 is_status is_prompt_render(const is_model *model, const char *system_head, const char *system_tail,

@@ -61,6 +61,7 @@ is_status is_prompt_tokenize(const is_model *model, const char *text, bool speci
     }
     *tokens = out;
     *n = (size_t)got + (size_t)more;
+    if (got > 0 && more > 0 && out[1] == out[0]) memmove(out, out + 1, --*n * sizeof *out); /* the text has its own */
     return IS_OK;
 }
 
