@@ -11,6 +11,9 @@
 #include <string.h>
 #include <time.h>
 
+/* With keys, what is counted of all tenants together is for this one only: whoever runs the server gives it a key. */
+#define METRICS_TENANT "monitoring"
+
 is_status is_metrics_open(is_metrics **out, is_error *err)
 {
     is_metrics *m = *out = calloc(1, sizeof *m);
@@ -212,6 +215,12 @@ void is_handle_metrics(is_request *r)
     is_stats stats;
     char *text = NULL;
     size_t n = 0;
+    if (r->server->keys != NULL && strcmp(r->tenant, METRICS_TENANT) != 0) {
+        is_reply_error(r, 403, NULL, "wrong_tenant",
+                       "the metrics are of all tenants together and only for the tenant " METRICS_TENANT
+                       "; `inferscale key " METRICS_TENANT "` makes a key for it");
+        return;
+    }
     if (is_get_stats(r->server->memory, &stats, &err) != IS_OK) {
         is_reply_failure(r, &err);
         return;

@@ -120,6 +120,21 @@ def test_recent_answers_of_a_tenant(tenants):
     assert not [a for a in s.get("/v1/status", blue).json()["recent"] if a["user"] == "only-reds"]
 
 
+def test_metrics_are_for_the_monitoring():
+    made = {name: json.loads(run("key", name, "--json").stdout) for name in ("red", "monitoring", "monitoring2")}
+    text = ";".join(f"{k['tenant']} {k['hash']}" for k in made.values())
+    red, monitoring, other = (k["key"] for k in made.values())
+    with Server(env={"INFERSCALE_API_KEYS": text}, slots=1, context=512) as s:
+        s.add("ann", "The red one likes plums.", key=red)
+        for key in (red, other):
+            reply = s.get("/metrics", key=key)
+            assert reply.status_code == 403 and error_of(reply)["code"] == "wrong_tenant" and "inferscale_" not in reply.text
+        assert s.get("/metrics").status_code == 401, "no key is no way around it, on loopback neither"
+        assert 'inferscale_facts{state="pending"}' in s.get("/metrics", key=monitoring).text
+        assert s.get("/v1/users", key=monitoring).json()["users"] == [], "a tenant like others otherwise"
+        assert len(s.get("/v1/users", key=red).json()["users"]) == 1
+
+
 # ---------------------------------------------------------------- names
 
 
