@@ -14,7 +14,7 @@
 /* Over 32 KiB libmicrohttpd maps a connection's memory by itself, so that it goes back to the system when it closes. */
 #define CONNECTION_BYTES (64 << 10)
 
-#define MAPPED_BYTES (1 << 20)
+#define MAPPED_BYTES (128 << 10)
 
 #define LAST_WORDS_MS 500 /* for replies that are on their way when the server stops */
 #define KEEPERS       32  /* threads for the store: more than the IS_MAX_WAITING that may wait for the engine there */
