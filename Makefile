@@ -2,6 +2,7 @@
 #
 #   make demo    install, fetch, build, and run the main job on the bundled sample conversation
 #   make test    install, fetch, build, and pass every test
+#   make test-vllm  install vLLM for the CPU, and pass the tests of its connector
 #   make lint    formatting, clang's warnings, clang-tidy
 #   make bench   the figures of the README, measured here
 #   make         build build/inferscale with what is installed already
@@ -27,6 +28,7 @@ asan     := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit
 tsan     := -O1 -fsanitize=thread -fno-omit-frame-pointer
 fuzz     := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 clang    := -O1
+shared   := -O2 -fPIC -fvisibility=hidden
 # The one file that is C++ is the way into llama.cpp's C++ library.
 CXXBASE  := $(subst -std=c11,-std=c++17,$(BASE)) -isystem $(ENGINE_DIR)/include/llama-chat
 CXXFLAGS := $(CXXBASE) $(WARN) $($(VARIANT)) -fno-sanitize=vptr
@@ -35,7 +37,7 @@ RPATH    := $(ENGINE_DIR)/lib
 LDFLAGS   = -pthread $($(VARIANT)) -L$(ENGINE_DIR)/lib -Wl,-rpath,'$(RPATH)'
 LDLIBS   := -Wl,--as-needed -lllama-chat -lllama -lggml -lggml-base -lggml-cpu -lsqlite3 -ljansson -lxxhash -lmicrohttpd -lgnutls -lstdc++ -lm
 
-LIB_SRC  := $(wildcard src/common/*.c src/kv/*.c src/store/*.c src/retrieve/*.c src/engine/*/*.c src/memory/*.c src/server/*.c)
+LIB_SRC  := $(wildcard src/common/*.c src/kv/*.c src/store/*.c src/retrieve/*.c src/engine/*/*.c src/memory/*.c src/server/*.c src/connector/*.c)
 CXX_SRC  := $(wildcard src/engine/*/*.cpp)
 CLI_SRC  := $(wildcard src/cli/*.c)
 TEST_SRC := $(wildcard tests/test_*.c tests/crash_*.c)
@@ -47,7 +49,7 @@ TESTS      := $(TEST_SRC:%.c=%)
 TSAN_TESTS := $(filter tests/test_scan tests/test_retrieve tests/test_store_chunks tests/test_engine_serve tests/test_sampling tests/test_memory tests/test_memory_change tests/test_conversation,$(TESTS))
 PROGRAMS   := $(TESTS:%=build/asan/%) $(TESTS:%=build/release/%) $(TSAN_TESTS:%=build/tsan/%) $(FUZZ_SRC:%.c=build/fuzz/%)
 
-.PHONY: all install demo test check bench setup setup-test lint format clean tests-of-variant
+.PHONY: all build/libinferscale-connector.so install demo test test-vllm check bench setup setup-test lint format clean tests-of-variant
 .SECONDARY:
 
 all: build/inferscale
@@ -73,6 +75,12 @@ setup:
 
 setup-test:
 	@scripts/setup.sh --test
+
+# The connector in a real vLLM, which is fetched (5.9 GB).
+test-vllm:
+	@scripts/setup.sh --vllm
+	@$(MAKE) --no-print-directory build/libinferscale-connector.so
+	@tests/vllm/run.sh
 
 check: build/inferscale build/release/examples/remember
 	@for v in release asan; do $(MAKE) --no-print-directory VARIANT=$$v tests-of-variant || exit 1; done
@@ -108,6 +116,16 @@ install: $(B)/inferscale-install
 	install -m 644 packaging/inferscale.sysusers $(TO)/lib/sysusers.d/inferscale.conf
 	sed 's|/usr/local|$(PREFIX)|' packaging/inferscale.service | \
 	    install -m 644 /dev/stdin $(TO)/lib/systemd/system/inferscale.service
+
+# What a connector inside another engine loads; see src/connector/connector.h.
+CONNECTOR_SRC := $(wildcard src/common/*.c src/kv/*.c src/connector/*.c) src/store/tier.c
+
+build/libinferscale-connector.so:
+	@$(MAKE) --no-print-directory VARIANT=shared build/shared/libinferscale-connector.so
+	@ln -sf shared/libinferscale-connector.so $@
+
+build/shared/libinferscale-connector.so: $(CONNECTOR_SRC:%.c=build/shared/%.o)
+	@$(CC) -shared -pthread -o $@ $^ -ljansson -lxxhash -lm
 
 $(B)/libinferscale.a: $(LIB_OBJ)
 	@rm -f $@ && $(AR) rcs $@ $^
@@ -156,6 +174,6 @@ lint:
 	clang-tidy --quiet $(CXX_SRC) -- $(CXXBASE) 2>>build/tidy.log
 
 clean:
-	rm -rf build/release build/asan build/tsan build/fuzz build/clang build/inferscale
+	rm -rf build/release build/asan build/tsan build/fuzz build/clang build/shared build/inferscale build/libinferscale-connector.so
 
 -include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(wildcard $(B)/tests/*.d)

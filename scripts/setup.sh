@@ -47,6 +47,7 @@ PEER_FLAGS=(
 # The default model comes as Q4_1; it is turned into this type, which the engine computes fastest.
 CHAT_TYPE=Q4_0
 CHAT_SOURCE=SmolLM2-135M-Instruct-Q4_1.gguf
+HF_MODEL=SmolLM2-135M-Instruct-hf
 CHAT_MODEL=SmolLM2-135M-Instruct-$CHAT_TYPE.gguf
 EMBED_MODEL=all-MiniLM-L6-v2-F16.gguf
 TEST_MODEL=gemma-3-270m-Q4_K_M.gguf
@@ -302,6 +303,17 @@ make_test_model() {
     keep_pinned "$work/$TEST_MODEL" $TEST_MODEL $sha256
 }
 
+# The default chat model in the form that vLLM reads.
+make_hf_model() {
+    local recipe
+    recipe="$CHAT_SOURCE by make_hf_model.py $(sha256sum <"$root/scripts/make_hf_model.py")"
+    have $HF_MODEL "$recipe" && return
+    step "making $HF_MODEL"
+    rm -rf "${models:?}/$HF_MODEL"
+    quietly "$cache/venv-vllm/bin/python" "$root/scripts/make_hf_model.py" "$models/$CHAT_SOURCE" "$work/$HF_MODEL"
+    keep "$work/$HF_MODEL" $HF_MODEL "$recipe"
+}
+
 # --- The whole ---------------------------------------------------------------------------------------------------
 
 # write_if_changed FILE: FILE gets what stands on standard input, and a new date only if that is something new.
@@ -312,11 +324,13 @@ write_if_changed() {
 
 test=
 with_peer=
+with_vllm=
 for option; do
     case $option in
     --test) test=yes ;;
     --peer) with_peer=yes ;;
-    *) die "usage: scripts/setup.sh [--test] [--peer]" ;;
+    --vllm) with_vllm=yes ;;
+    *) die "usage: scripts/setup.sh [--test] [--peer] [--vllm]" ;;
     esac
 done
 if [ $test ]; then
@@ -348,9 +362,13 @@ make_chat_model
 make_embedding_model
 [ ! $test ] || make_test_model
 [ ! $with_peer ] || make_peer
+[ ! $with_vllm ] || make_venv "$cache/venv-vllm" "$root/tests/vllm/requirements.txt"
+[ ! $with_vllm ] || make_hf_model
 
 printf 'ENGINE_DIR := %s\n' "$engine" | write_if_changed "$root/build/engine.mk"
 [ ! $with_peer ] || printf 'PEER_SERVER := %s\n' "$peer/llama-server" | write_if_changed "$root/build/peer.mk"
+[ ! $with_vllm ] || printf 'VLLM_VENV := %s\nHF_MODEL := %s\n' "$cache/venv-vllm" "$models/$HF_MODEL" |
+    write_if_changed "$root/build/vllm.mk"
 {
     printf 'CHAT_MODEL := %s\n' "$models/$CHAT_MODEL"
     printf 'EMBED_MODEL := %s\n' "$models/$EMBED_MODEL"

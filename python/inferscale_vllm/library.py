@@ -1,0 +1,82 @@
+"""libinferscale-connector.so through ctypes; src/connector/connector.h says what each function does."""
+
+import ctypes
+import os
+import pathlib
+from array import array
+
+TEXT_BYTES = 1024
+
+
+def find_library(given: str | None = None) -> str:
+    name = "libinferscale-connector.so"
+    places = [given, os.environ.get("INFERSCALE_CONNECTOR"), pathlib.Path(__file__).with_name(name), f"/usr/local/lib/inferscale/{name}"]
+    for place in places:
+        if place and os.path.exists(place):
+            return str(place)
+    raise FileNotFoundError(f"{name} is nowhere; build it with `make build/{name}` and name it in $INFERSCALE_CONNECTOR")
+
+
+def pointer(numbers: array):
+    return numbers.buffer_info()[0]
+
+
+class Library:
+    """The functions, with errors as exceptions."""
+
+    def __init__(self, path: str | None = None):
+        self._so = so = ctypes.CDLL(find_library(path))
+        p, u32, u64, i64, text = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64, ctypes.c_char_p
+        so.is_connector_open.argtypes = [text, ctypes.POINTER(p), text]
+        so.is_connector_close.argtypes = [p]
+        so.is_connector_close.restype = None
+        so.is_connector_cache.argtypes = [p, u32, p, u64, u32, u32, p, p, u64, text]
+        so.is_connector_load.argtypes = [p, text, p, u32, p, u32, p, u32, u32, u32, ctypes.POINTER(u32), text]
+        so.is_connector_store.argtypes = [p, text, text, p, u32, u32, p, u32, text]
+        so.is_connector_ready.argtypes = [text, u32, text, u32]
+        so.is_connector_ready.restype = u32
+        so.is_connector_rotate.argtypes = [p, p, u32, i64, text]
+
+    def ready(self, folder: str, world: int, keys: bytes, n: int) -> int:
+        """How many of the chunks are there, from the first on."""
+        return self._so.is_connector_ready(folder.encode(), world, keys, n)
+
+    def open(self, config: str) -> "Handle":
+        return Handle(self._so, config)
+
+
+class Handle:
+    """One worker's is_connector."""
+
+    def __init__(self, so, config: str):
+        self._so, self._text = so, ctypes.create_string_buffer(TEXT_BYTES)
+        self._handle = ctypes.c_void_p()
+        self._check(so.is_connector_open(config.encode(), ctypes.byref(self._handle), self._text))
+
+    def _check(self, status: int):
+        if status != 0:
+            raise RuntimeError(self._text.value.decode(errors="replace"))
+
+    def close(self):
+        self._so.is_connector_close(self._handle)
+        self._handle = ctypes.c_void_p()
+
+    def cache(self, layer, base, block_stride, n_blocks, block_tokens, low, high, block_elements):
+        """low, high: addresses of [block_elements] 16-bit numbers."""
+        self._check(self._so.is_connector_cache(self._handle, layer, base, block_stride, n_blocks, block_tokens, low, high, block_elements,
+                                                self._text))
+
+    def load(self, keys: bytes, lengths: array, tokens: array, blocks: array, begin: int, end: int) -> tuple[int, str]:
+        """Where the tokens end that are right, and why it is not `end`."""
+        loaded = ctypes.c_uint32(begin)
+        self._check(self._so.is_connector_load(self._handle, keys, pointer(lengths), len(lengths), pointer(tokens), len(tokens), pointer(blocks),
+                                               len(blocks), begin, end, ctypes.byref(loaded), self._text))
+        return loaded.value, self._text.value.decode(errors="replace")
+
+    def store(self, key: bytes, recipe: str, tokens: array, begin: int, n: int, blocks: array):
+        self._check(self._so.is_connector_store(self._handle, key, recipe.encode(), pointer(tokens), begin, n, pointer(blocks), len(blocks),
+                                                self._text))
+
+    def rotate(self, address: int, n: int, shift: int):
+        """[n][width] f32 rows at this address, in place."""
+        self._check(self._so.is_connector_rotate(self._handle, address, n, shift, self._text))

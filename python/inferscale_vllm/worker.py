@@ -1,0 +1,173 @@
+"""A worker's cache: what the C library must know of it, learnt from the engine itself at start."""
+
+import hashlib
+import json
+import os
+import pathlib
+from array import array
+
+import torch
+from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.logger import init_logger
+from vllm.model_executor.models.utils import extract_layer_index
+
+logger = init_logger("vllm.inferscale")
+
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
+SCALINGS = {"default": "none", "linear": "linear", "yarn": "yarn", "llama3": "llama3"}
+SHIFTS = (1, 7, 333, 2000)
+TOLERANCE = 0.02  # of a unit vector: the engine's tables may be bfloat16
+EDGE = 1 << 16  # bytes of each end of a file of weights that make its fingerprint
+
+
+class Unsupported(Exception):
+    """Why this model's chunks cannot be injected."""
+
+
+def fingerprint(model_config) -> str:
+    """Of the weights and what else makes KV what it is; whole files would take too long to read."""
+    digest = hashlib.blake2b(digest_size=16)
+    folder = pathlib.Path(model_config.model)
+    digest.update(f"{model_config.dtype} {model_config.quantization}".encode())
+    if not folder.is_dir():
+        digest.update(f"{model_config.model} {model_config.revision}".encode())
+        return digest.hexdigest()
+    digest.update((folder / "config.json").read_bytes())
+    for path in sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".pt", ".gguf")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(EDGE))
+            file.seek(max(size - EDGE, 0))
+            digest.update(file.read(EDGE))
+    return digest.hexdigest()
+
+
+def rope_of(config, head_dim: int, neox: bool) -> dict:
+    """The library's rope settings out of the model's."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    kind = parameters.get("rope_type", "default")
+    if kind not in SCALINGS:
+        raise Unsupported(f"rotary embeddings of the kind {kind!r}")
+    rope = {"style": "half" if neox else "pair", "width": int(head_dim * parameters.get("partial_rotary_factor", 1.0)),
+            "base": float(parameters.get("rope_theta", 10000.0)), "scaling": SCALINGS[kind]}
+    names = {"factor": "factor", "original_max_position_embeddings": "original_context", "beta_fast": "beta_fast", "beta_slow": "beta_slow",
+             "attention_factor": "attention_factor", "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor"}
+    for theirs, ours in names.items():
+        if parameters.get(theirs) is not None:
+            rope[ours] = int(parameters[theirs]) if ours == "original_context" else float(parameters[theirs])
+    return rope
+
+
+def engine_rope():
+    """The rotation that this process's model uses, out of vLLM's own table of them."""
+    from vllm.model_executor.layers import rotary_embedding
+
+    modules = {id(m): m for m in rotary_embedding._ROPE_DICT.values()}
+    if len(modules) != 1:
+        raise Unsupported(f"{len(modules)} rotary embeddings in one model")
+    return next(iter(modules.values()))
+
+
+class Worker:
+    def __init__(self, vllm_config, transfer_config, library, kv_caches):
+        self._handle = None
+        self._why_not = ""
+        try:
+            self._open(vllm_config, transfer_config, library, kv_caches)
+        except (Unsupported, RuntimeError) as error:
+            self.close()
+            self._why_not = f"injection is off: {error}"
+            logger.error("%s; every prompt is computed", self._why_not)
+
+    def _open(self, vllm_config, transfer_config, library, kv_caches):
+        names = sorted(kv_caches, key=extract_layer_index)
+        shapes = {(tuple(kv_caches[n].shape), kv_caches[n].dtype) for n in names}
+        if len(shapes) != 1:
+            raise Unsupported("layers whose caches differ in shape")
+        shape, dtype = next(iter(shapes))
+        if len(shape) != 4 or dtype not in DTYPES:
+            raise Unsupported(f"a cache of {dtype} in the shape {list(shape)}; known are [blocks, heads, tokens, 2 * width] of bfloat16 or float16")
+        if kv_caches[names[0]].device.type != "cpu":
+            raise Unsupported(f"a cache in {kv_caches[names[0]].device.type} memory")
+        _, heads, block_tokens, both = shape
+        module = engine_rope()
+        extra = transfer_config.get_from_extra_config
+        config = {
+            "folder": extra("folder", ""), "rank": get_tensor_model_parallel_rank(), "world": vllm_config.parallel_config.tensor_parallel_size,
+            "budget": int(extra("budget", 4 << 30)), "threads": int(extra("threads", len(os.sched_getaffinity(0)))),
+            "fingerprint": fingerprint(vllm_config.model_config), "dtype": DTYPES[dtype], "layers": len(names), "heads": heads,
+            "k_dim": both // 2, "v_dim": both // 2, "rope": rope_of(vllm_config.model_config.hf_text_config, both // 2, module.is_neox_style),
+        }
+        self._handle = library.open(json.dumps(config))
+        self._check_rotation(module, config["rope"])
+        layers = vllm_config.compilation_config.static_forward_context
+        for number, name in enumerate(names):
+            self._learn(number, layers[name], kv_caches[name], heads, block_tokens, both // 2)
+        logger.info("chunks in %s are injected: %d layers, %d heads of %d, blocks of %d tokens", config["folder"], len(names), heads, both // 2,
+                    block_tokens)
+
+    def _learn(self, number, layer, cache, heads, block_tokens, width):
+        """Has the engine's own writer put numbers into a block, and shows the library where they are."""
+        n_blocks, elements = cache.shape[0], cache.stride(0)
+        block = torch.as_strided(cache, (elements,), (1,), cache.storage_offset()).view(torch.int16)
+        count = block_tokens * heads * width
+        key = torch.arange(1, count + 1, dtype=torch.int64).reshape(block_tokens, heads, width)
+        slots = torch.arange(block_tokens, dtype=torch.int64)
+        seen = []
+        for shift in (0, 16):
+            block.zero_()
+            k, v = (((numbers >> shift) & 0xFFFF).to(torch.uint16).view(cache.dtype) for numbers in (key, key + count))
+            layer.impl.do_kv_cache_update(layer, k, v, cache, slots)
+            seen.append(block.clone())
+        block.zero_()
+        self._handle.cache(number, cache.data_ptr(), elements * cache.element_size(), n_blocks, block_tokens, seen[0].data_ptr(),
+                           seen[1].data_ptr(), elements)
+
+    def _check_rotation(self, module, rope):
+        """A move by the library against the engine's own tables: from where a token stood to where it shall stand."""
+        half = rope["width"] // 2
+        if module.rotary_dim != rope["width"]:
+            raise Unsupported(f"the engine rotates {module.rotary_dim} elements of a head and the model's settings say {rope['width']}")
+        table = module.cos_sin_cache.to(torch.float64).cpu()
+        begin = 5
+        for shift in (s for s in SHIFTS if begin + s < table.shape[0]):
+            angles = []
+            for position in (begin, begin + shift):
+                cos, sin = table[position, :half], table[position, half:]
+                angles.append(torch.complex(cos, sin) / torch.hypot(cos, sin))
+            turn = angles[1] / angles[0]
+            x = torch.randn(4, half, dtype=torch.complex128, generator=torch.Generator().manual_seed(shift))
+            x /= x.abs()
+            rows = self._rows(x, module.is_neox_style)
+            self._handle.rotate(rows.data_ptr(), rows.shape[0], shift)
+            worst = (rows - self._rows(x * turn, module.is_neox_style)).abs().max().item()
+            if worst > TOLERANCE:
+                raise Unsupported(f"moved by {shift} tokens, K is {worst:.3f} away from the engine's own rotation")
+
+    @staticmethod
+    def _rows(x, neox):
+        pair = (x.real, x.imag)
+        return (torch.cat(pair, dim=1) if neox else torch.stack(pair, dim=2).flatten(1)).to(torch.float32).contiguous()
+
+    def load(self, load) -> tuple[int, str]:
+        if self._handle is None:
+            return load.begin, self._why_not
+        try:
+            return self._handle.load(load.keys, load.lengths, load.tokens, load.blocks, load.begin, load.end)
+        except RuntimeError as error:
+            return load.begin, str(error)
+
+    def store(self, store) -> None:
+        if self._handle is None:
+            logger.error("no chunk is made: %s", self._why_not)
+            return
+        try:
+            self._handle.store(store.key, store.recipe, store.tokens, store.begin, store.n, store.blocks)
+        except RuntimeError as error:
+            logger.error("chunk %s is not made: %s", store.key.decode(), error)
+
+    def close(self):
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None

@@ -1,0 +1,499 @@
+/*
+ * Chunks between a shared folder and another engine's paged cache.
+ */
+#include "connector.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../kv/hash.h"
+#include "../kv/paged.h"
+#include "../store/store_internal.h" /* the host tier */
+
+#define MAX_THREADS  16
+#define MAX_CHUNKS   4096
+#define NAME_BYTES   64
+#define LARGEST_FILE ((off_t)1 << 40)
+
+struct is_connector {
+    char *folder;
+    int folder_fd;
+    uint32_t rank, world, threads;
+    uint8_t fingerprint[16];
+    is_layout layout;
+    is_paged_cache caches[IS_MAX_LAYERS];
+    is_paged_order orders[IS_MAX_LAYERS];
+    is_tier *tier;
+};
+
+static int done(is_status status, const is_error *err, char *text)
+{
+    if (text != NULL) (void)snprintf(text, IS_CONNECTOR_TEXT, "%s", status == IS_OK ? "" : err->text);
+    return (int)status;
+}
+
+/* ------------------------------------------------------------ names */
+
+static bool is_key(const char *key)
+{
+    return strspn(key, "0123456789abcdef") >= IS_CONNECTOR_KEY;
+}
+
+static void name_of(const char *key, uint32_t rank, uint32_t world, char out[NAME_BYTES])
+{
+    (void)snprintf(out, NAME_BYTES, "%.2s/%.*s.%uof%u", key, IS_CONNECTOR_KEY, key, rank, world);
+}
+
+static void bytes_of(const char *digits, uint8_t out[16])
+{
+    for (int i = 0; i < 16; i++) {
+        char two[3] = {digits[2 * i], digits[2 * i + 1], '\0'};
+        out[i] = (uint8_t)strtoul(two, NULL, 16);
+    }
+}
+
+/* The tier finds chunks by number; the whole key is compared there too. */
+static int64_t number_of(const uint8_t key[16])
+{
+    uint64_t number;
+    memcpy(&number, key, sizeof number);
+    return (int64_t)(number & INT64_MAX);
+}
+
+/* ------------------------------------------------------------ opening */
+
+static is_status read_scaling(const char *name, is_rope_scaling *out, is_error *err)
+{
+    static const struct {
+        const char *name;
+        is_rope_scaling scaling;
+    } all[] = {{"none", IS_SCALING_NONE},
+               {"linear", IS_SCALING_LINEAR},
+               {"yarn", IS_SCALING_YARN},
+               {"llama3", IS_SCALING_LLAMA3}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (strcmp(name, all[i].name) == 0) {
+            *out = all[i].scaling;
+            return IS_OK;
+        }
+    return is_fail(err, IS_EUNSUPPORTED, "rotary scaling \"%s\" is not one that chunks can be moved with", name);
+}
+
+static is_status read_rope(json_t *rope, is_layout *layout, is_error *err)
+{
+    is_rope_params p = {
+        .factor = 1, .beta_fast = 32, .beta_slow = 1, .extrapolation = 1, .low_freq_factor = 1, .high_freq_factor = 4};
+    const char *style = "half", *scaling = "none";
+    int width = 0, original = 0;
+    json_error_t why;
+    if (json_is_null(rope)) return IS_OK;
+    if (json_unpack_ex(rope, &why, 0, "{s:s, s:i, s:F, s?s, s?F, s?i, s?F, s?F, s?F, s?F, s?F}", "style", &style,
+                       "width", &width, "base", &p.base, "scaling", &scaling, "factor", &p.factor, "original_context",
+                       &original, "beta_fast", &p.beta_fast, "beta_slow", &p.beta_slow, "attention_factor",
+                       &p.attention_factor, "low_freq_factor", &p.low_freq_factor, "high_freq_factor",
+                       &p.high_freq_factor) != 0 ||
+        width <= 0 || original < 0)
+        return is_fail(err, IS_EINVAL, "the connector's rope is not what it must be: %s", why.text);
+    p.style = strcmp(style, "pair") == 0 ? IS_ROPE_PAIR : IS_ROPE_HALF;
+    p.width = (uint32_t)width;
+    p.original_context = (uint32_t)original;
+    is_status status = read_scaling(scaling, &p.scaling, err);
+    layout->n_ropes = 1;
+    return status == IS_OK ? is_rope_init(&layout->ropes[0], &p, err) : status;
+}
+
+static is_status read_config(is_connector *c, json_t *config, uint64_t *budget, is_error *err)
+{
+    const char *folder, *fingerprint, *dtype;
+    int rank, world, threads, layers, heads, k_dim, v_dim;
+    json_int_t bytes;
+    json_t *rope;
+    json_error_t why;
+    if (json_unpack_ex(config, &why, JSON_STRICT, "{s:s, s:i, s:i, s:I, s:i, s:s, s:s, s:i, s:i, s:i, s:i, s:o}",
+                       "folder", &folder, "rank", &rank, "world", &world, "budget", &bytes, "threads", &threads,
+                       "fingerprint", &fingerprint, "dtype", &dtype, "layers", &layers, "heads", &heads, "k_dim",
+                       &k_dim, "v_dim", &v_dim, "rope", &rope) != 0)
+        return is_fail(err, IS_EINVAL, "the connector's settings are not what they must be: %s", why.text);
+    if (rank < 0 || rank >= world || bytes < 0 || layers < 1 || layers > IS_MAX_LAYERS || heads < 1 || k_dim < 1 ||
+        v_dim < 0 || !is_key(fingerprint))
+        return is_fail(err, IS_EINVAL, "the connector's settings have a number or a fingerprint out of range");
+    c->folder = strdup(folder);
+    if (c->folder == NULL) return is_fail(err, IS_ENOMEM, "no memory for the connector");
+    c->rank = (uint32_t)rank;
+    c->world = (uint32_t)world;
+    c->threads = threads < 1 ? 1 : threads > MAX_THREADS ? MAX_THREADS : (uint32_t)threads;
+    *budget = (uint64_t)bytes;
+    bytes_of(fingerprint, c->fingerprint);
+    c->layout.dtype = strcmp(dtype, "bf16") == 0 ? IS_BF16 : IS_F16;
+    if (strcmp(dtype, "bf16") != 0 && strcmp(dtype, "f16") != 0)
+        return is_fail(err, IS_EUNSUPPORTED, "a cache of %s is not supported yet; use bfloat16 or float16", dtype);
+    c->layout.n_layers = (uint32_t)layers;
+    for (int l = 0; l < layers; l++)
+        c->layout.layers[l] = (is_layer){.heads = (uint32_t)heads,
+                                         .k_dim = (uint32_t)k_dim,
+                                         .v_dim = (uint32_t)v_dim,
+                                         .rope = json_is_null(rope) ? IS_LAYER_NO_ROPE : 0};
+    is_status status = read_rope(rope, &c->layout, err);
+    return status == IS_OK ? is_layout_check(&c->layout, err) : status;
+}
+
+static is_status open_folder(is_connector *c, is_error *err)
+{
+    if (mkdir(c->folder, 0700) == 0 || errno == EEXIST)
+        c->folder_fd = open(c->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (c->folder_fd >= 0) return IS_OK;
+    return is_fail(err, IS_EIO, "cannot open the folder of chunks %s: %s; check the path and its permissions",
+                   c->folder, strerror(errno));
+}
+
+/* Chunks of another layout are another model's. */
+static void mix_layout(is_connector *c)
+{
+    uint8_t layout[16];
+    is_layout_hash(&c->layout, layout);
+    is_hash128((is_span[]){{c->fingerprint, 16}, {layout, 16}}, 2, c->fingerprint);
+}
+
+int is_connector_open(const char *config, is_connector **out, char *text)
+{
+    is_error err = {0};
+    json_error_t why;
+    uint64_t budget = 0;
+    is_status status = IS_OK;
+    *out = NULL;
+    is_connector *c = calloc(1, sizeof *c);
+    if (c == NULL) return done(is_fail(&err, IS_ENOMEM, "no memory for the connector"), &err, text);
+    c->folder_fd = -1;
+    json_t *settings = json_loads(config, 0, &why);
+    if (settings == NULL)
+        status = is_fail(&err, IS_EINVAL, "the connector's settings are no JSON: %s", why.text);
+    else
+        status = read_config(c, settings, &budget, &err);
+    json_decref(settings);
+    if (status == IS_OK) mix_layout(c);
+    if (status == IS_OK) status = open_folder(c, &err);
+    if (status == IS_OK) status = is_tier_open(budget, &c->tier, &err);
+    if (status != IS_OK)
+        is_connector_close(c);
+    else
+        *out = c;
+    return done(status, &err, text);
+}
+
+void is_connector_close(is_connector *connector)
+{
+    if (connector == NULL) return;
+    is_tier_close(connector->tier);
+    for (uint32_t l = 0; l < IS_MAX_LAYERS; l++) is_paged_order_free(&connector->orders[l]);
+    if (connector->folder_fd >= 0) (void)close(connector->folder_fd);
+    free(connector->folder);
+    free(connector);
+}
+
+int is_connector_cache(is_connector *c, uint32_t layer, void *base, uint64_t block_stride, uint32_t n_blocks,
+                       uint32_t block_tokens, const uint16_t *low, const uint16_t *high, uint64_t block_elements,
+                       char *text)
+{
+    is_error err = {0};
+    if (layer >= c->layout.n_layers)
+        return done(is_fail(&err, IS_EINVAL, "layer %u of a model with %u", layer, c->layout.n_layers), &err, text);
+    const is_layer *o = &c->layout.layers[layer];
+    is_paged_order_free(&c->orders[layer]);
+    is_status status =
+        is_paged_learn(low, high, block_elements, block_tokens, o->heads, o->k_dim, o->v_dim, &c->orders[layer], &err);
+    if (status == IS_OK)
+        c->caches[layer] = (is_paged_cache){
+            .base = base, .block_stride = block_stride, .n_blocks = n_blocks, .order = &c->orders[layer]};
+    return done(status, &err, text);
+}
+
+/* ------------------------------------------------------------ files */
+
+static is_status read_file(int fd, const char *name, void **bytes, size_t *size, is_error *err)
+{
+    struct stat about;
+    if (fstat(fd, &about) != 0 || about.st_size <= 0 || about.st_size > LARGEST_FILE)
+        return is_fail(err, IS_ECORRUPT, "chunk %s is not of a chunk's size", name);
+    *size = (size_t)about.st_size;
+    uint8_t *memory = aligned_alloc(IS_CHUNK_ALIGN, is_align_up(*size, IS_CHUNK_ALIGN));
+    if (memory == NULL) return is_fail(err, IS_ENOMEM, "no memory for chunk %s of %zu bytes", name, *size);
+    *bytes = memory;
+    for (size_t at = 0; at < *size;) {
+        ssize_t n = pread(fd, memory + at, *size - at, (off_t)at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return is_fail(err, IS_EIO, "chunk %s cannot be read to its end", name);
+        at += (size_t)n;
+    }
+    return IS_OK;
+}
+
+/* A chunk of this model out of its file. */
+static is_status load_file(const is_connector *c, const char *name, void **bytes, is_chunk *chunk, is_error *err)
+{
+    size_t size = 0;
+    is_error why = {0};
+    *bytes = NULL;
+    int fd = openat(c->folder_fd, name, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return is_fail(err, IS_ENOTFOUND, "chunk %s is not there: %s", name, strerror(errno));
+    is_status status = read_file(fd, name, bytes, &size, err);
+    (void)close(fd);
+    if (status == IS_OK && is_chunk_open(chunk, *bytes, size, IS_CHUNK_CHECK_PAYLOAD, &why) != IS_OK)
+        status = is_fail(err, IS_ECORRUPT, "chunk %s is broken: %.800s", name, why.text);
+    if (status == IS_OK &&
+        (memcmp(chunk->info.fingerprint, c->fingerprint, 16) != 0 || is_chunk_fits(chunk, &c->layout, NULL) != IS_OK))
+        status = is_fail(err, IS_EINVAL, "chunk %s is another model's", name);
+    if (status == IS_OK) return IS_OK;
+    free(*bytes);
+    *bytes = NULL;
+    return status;
+}
+
+static is_status write_file(const is_connector *c, const char *name, const uint8_t *bytes, size_t size, is_error *err)
+{
+    char folder[3] = {name[0], name[1], '\0'}, temporary[NAME_BYTES + 16];
+    (void)snprintf(temporary, sizeof temporary, "%s.%d.tmp", name, (int)getpid());
+    bool made = mkdirat(c->folder_fd, folder, 0700) == 0;
+    int fd = openat(c->folder_fd, temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    bool well = fd >= 0;
+    for (size_t at = 0; well && at < size;) {
+        ssize_t n = write(fd, bytes + at, size - at);
+        well = n >= 0 || errno == EINTR;
+        if (n > 0) at += (size_t)n;
+    }
+    well = well && fsync(fd) == 0;
+    int error = errno;
+    if (fd >= 0 && close(fd) != 0 && well) {
+        well = false;
+        error = errno;
+    }
+    if (well && renameat(c->folder_fd, temporary, c->folder_fd, name) != 0) {
+        well = false;
+        error = errno;
+    }
+    int parent = well ? openat(c->folder_fd, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    if (parent >= 0) {
+        (void)fsync(parent);
+        (void)close(parent);
+    }
+    if (made) (void)fsync(c->folder_fd);
+    if (well) return IS_OK;
+    (void)unlinkat(c->folder_fd, temporary, 0);
+    return is_fail(err, IS_EIO, "cannot write chunk %s/%s: %s; check the disk's space and health", c->folder, name,
+                   strerror(error));
+}
+
+uint32_t is_connector_ready(const char *folder, uint32_t world, const char *keys, uint32_t n)
+{
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    uint32_t ready = 0;
+    for (bool there = true; ready < n && there; ready += there) {
+        const char *key = keys + (size_t)ready * IS_CONNECTOR_KEY;
+        there = is_key(key);
+        for (uint32_t rank = 0; rank < world && there; rank++) {
+            char name[NAME_BYTES];
+            name_of(key, rank, world, name);
+            there = faccessat(fd, name, R_OK, 0) == 0;
+        }
+    }
+    (void)close(fd);
+    return ready;
+}
+
+/* ------------------------------------------------------------ loading */
+
+/* What is held while a prompt's chunks are written. */
+typedef struct held {
+    is_pin *pins[MAX_CHUNKS];
+    uint32_t n_pins;
+    is_placed placed[MAX_CHUNKS];
+    uint32_t n; /* chunks that are right */
+} held;
+
+/* A chunk's pin, from memory or from its file.  A chunk whose file is gone was forgotten, and goes from memory too. */
+static is_status pin(const is_connector *c, const char *key, is_pin **out, is_error *err)
+{
+    char name[NAME_BYTES];
+    uint8_t bytes_of_key[16];
+    *out = NULL;
+    if (!is_key(key)) return is_fail(err, IS_EINVAL, "a key has characters that are no lower-case hexadecimal digits");
+    name_of(key, c->rank, c->world, name);
+    bytes_of(key, bytes_of_key);
+    is_want want = {.fact = number_of(bytes_of_key)};
+    if (faccessat(c->folder_fd, name, R_OK, 0) != 0) {
+        is_tier_drop(c->tier, want.fact);
+        return is_fail(err, IS_ENOTFOUND, "chunk %s is not there: %s", name, strerror(errno));
+    }
+    is_status status = is_tier_claim(c->tier, bytes_of_key, &want, 1, true, err);
+    if (status != IS_OK) return status;
+    if (want.pin == NULL) { /* another key with the same number */
+        is_tier_drop(c->tier, want.fact);
+        return is_fail(err, IS_ENOTFOUND, "chunk %s gave way to another", name);
+    }
+    if (want.mine) {
+        void *bytes;
+        is_chunk chunk;
+        status = load_file(c, name, &bytes, &chunk, err);
+        if (status == IS_OK) is_tier_reserve(c->tier, want.pin, chunk.size);
+        if (!is_tier_finish(c->tier, want.pin, bytes, &chunk))
+            return status != IS_OK ? status : is_fail(err, IS_ENOTFOUND, "chunk %s was dropped", name);
+    }
+    *out = want.pin;
+    return IS_OK;
+}
+
+/* Pins the chunks up to `end`, or to the first that cannot be used: *reach is where the tokens end that are right. */
+static is_status pin_all(const is_connector *c, const char *keys, const uint32_t *lengths, uint32_t n,
+                         const int32_t *tokens, uint32_t n_tokens, uint32_t end, held *h, uint32_t *reach,
+                         is_error *err)
+{
+    *reach = 0;
+    for (uint32_t i = 0; i < n && *reach < end; i++) {
+        is_pin *got;
+        is_status status = pin(c, keys + (size_t)i * IS_CONNECTOR_KEY, &got, err);
+        if (status != IS_OK) return status;
+        const is_chunk *chunk = is_pin_chunk(got);
+        h->pins[h->n_pins++] = got;
+        if (chunk->info.n_tokens != lengths[i] || lengths[i] > n_tokens - *reach ||
+            memcmp(chunk->tokens, tokens + *reach, lengths[i] * sizeof *tokens) != 0)
+            return is_fail(err, IS_EINVAL, "chunk %.*s is of other tokens than the prompt has there", IS_CONNECTOR_KEY,
+                           keys + (size_t)i * IS_CONNECTOR_KEY);
+        h->placed[h->n++] = (is_placed){chunk, (int32_t)*reach};
+        *reach += lengths[i];
+    }
+    return IS_OK;
+}
+
+/* A thread's share of the layers. */
+typedef struct share {
+    const is_connector *c;
+    const is_placed *placed;
+    uint32_t n;
+    const uint32_t *blocks;
+    uint32_t n_blocks, begin, end, layer_begin, layer_end;
+    is_status status;
+    is_error err;
+} share;
+
+static void *write_share(void *arg)
+{
+    share *s = arg;
+    s->status = is_paged_write(&s->c->layout, s->c->caches, s->placed, s->n, s->blocks, s->n_blocks, s->begin, s->end,
+                               s->layer_begin, s->layer_end, &s->err);
+    return NULL;
+}
+
+static is_status write_all(const is_connector *c, const held *h, const uint32_t *blocks, uint32_t n_blocks,
+                           uint32_t begin, uint32_t end, is_error *err)
+{
+    share shares[MAX_THREADS];
+    pthread_t threads[MAX_THREADS];
+    bool started[MAX_THREADS] = {false};
+    uint32_t n = c->threads < c->layout.n_layers ? c->threads : c->layout.n_layers;
+    for (uint32_t i = 0; i < n; i++) {
+        shares[i] = (share){.c = c,
+                            .placed = h->placed,
+                            .n = h->n,
+                            .blocks = blocks,
+                            .n_blocks = n_blocks,
+                            .begin = begin,
+                            .end = end,
+                            .layer_begin = c->layout.n_layers * i / n,
+                            .layer_end = c->layout.n_layers * (i + 1) / n};
+        started[i] = i > 0 && pthread_create(&threads[i], NULL, write_share, &shares[i]) == 0;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        if (!started[i]) (void)write_share(&shares[i]);
+    is_status status = IS_OK;
+    for (uint32_t i = 0; i < n; i++) {
+        if (started[i]) (void)pthread_join(threads[i], NULL);
+        if (shares[i].status == IS_OK) continue;
+        status = shares[i].status;
+        *err = shares[i].err;
+    }
+    return status;
+}
+
+int is_connector_load(is_connector *c, const char *keys, const uint32_t *lengths, uint32_t n, const int32_t *tokens,
+                      uint32_t n_tokens, const uint32_t *blocks, uint32_t n_blocks, uint32_t begin, uint32_t end,
+                      uint32_t *loaded, char *text)
+{
+    is_error err = {0}, why = {0};
+    *loaded = begin;
+    if (begin > end || end > n_tokens || n > MAX_CHUNKS)
+        return done(
+            is_fail(&err, IS_EINVAL, "tokens %u to %u of a prompt of %u with %u chunks", begin, end, n_tokens, n), &err,
+            text);
+    held *h = calloc(1, sizeof *h);
+    if (h == NULL) return done(is_fail(&err, IS_ENOMEM, "no memory for %u chunks", n), &err, text);
+    uint32_t reach;
+    is_status found = pin_all(c, keys, lengths, n, tokens, n_tokens, end, h, &reach, &why);
+    uint32_t to = reach < end ? reach : end;
+    is_status status = IS_OK;
+    if (to > begin) status = write_all(c, h, blocks, n_blocks, begin, to, &err);
+    if (status == IS_OK) *loaded = to > begin ? to : begin;
+    for (uint32_t i = 0; i < h->n_pins; i++) is_tier_unpin(c->tier, h->pins[i], false);
+    free(h);
+    if (status == IS_OK && *loaded < end) {
+        (void)snprintf(text, IS_CONNECTOR_TEXT, "%s", found == IS_OK ? "the chunks end before that" : why.text);
+        return (int)IS_OK;
+    }
+    return done(status, &err, text);
+}
+
+/* ------------------------------------------------------------ storing */
+
+int is_connector_store(is_connector *c, const char *key, const char *recipe, const int32_t *tokens, uint32_t begin,
+                       uint32_t n, const uint32_t *blocks, uint32_t n_blocks, char *text)
+{
+    is_error err = {0};
+    size_t size = is_chunk_bytes(&c->layout, n);
+    if (!is_key(key) || size == 0 || begin > INT32_MAX || strlen(recipe) >= IS_RECIPE_MAX)
+        return done(is_fail(&err, IS_EINVAL, "a chunk of %u tokens with key \"%.*s\" and recipe \"%.80s\" cannot be", n,
+                            IS_CONNECTOR_KEY, key, recipe),
+                    &err, text);
+    void *bytes = aligned_alloc(IS_CHUNK_ALIGN, is_align_up(size, IS_CHUNK_ALIGN));
+    if (bytes == NULL) return done(is_fail(&err, IS_ENOMEM, "no memory for a chunk of %zu bytes", size), &err, text);
+    is_chunk_info info = {.p_ref = (int32_t)begin, .n_tokens = n};
+    memcpy(info.fingerprint, c->fingerprint, 16);
+    is_hash128((is_span[]){{tokens, begin * sizeof *tokens}}, 1, info.context);
+    (void)snprintf(info.recipe, sizeof info.recipe, "%s", recipe);
+    is_chunk chunk;
+    char name[NAME_BYTES];
+    name_of(key, c->rank, c->world, name);
+    is_status status = is_chunk_begin(bytes, size, &c->layout, &info, tokens + begin, &err);
+    if (status == IS_OK)
+        status = is_paged_read(&c->layout, c->caches, blocks, n_blocks, begin, n, 0, c->layout.n_layers, bytes, &err);
+    if (status == IS_OK) is_chunk_seal(bytes);
+    if (status == IS_OK)
+        status = is_chunk_open(&chunk, bytes, size, IS_CHUNK_CHECK_PAYLOAD, &err); /* NaN or infinite */
+    if (status == IS_OK) status = write_file(c, name, bytes, size, &err);
+    if (status == IS_OK) {
+        uint8_t number[16];
+        bytes_of(key, number);
+        is_tier_drop(c->tier, number_of(number)); /* made anew */
+        is_tier_insert(c->tier, 0, number_of(number), number, bytes, &chunk);
+    } else {
+        free(bytes);
+    }
+    return done(status, &err, text);
+}
+
+int is_connector_rotate(const is_connector *c, float *rows, uint32_t n, int64_t shift, char *text)
+{
+    is_error err = {0};
+    if (c->layout.n_ropes == 0) return done(is_fail(&err, IS_EUNSUPPORTED, "the model has no rotation"), &err, text);
+    is_rotation rotation;
+    const is_rope *rope = &c->layout.ropes[0];
+    is_rotation_init(&rotation, rope, shift);
+    size_t row = rope->width * sizeof *rows;
+    is_rotate_rows(is_isa_best(), IS_F32, rope, &rotation, 1, rope->width, (uint8_t *)rows, row, (uint8_t *)rows, row,
+                   n);
+    return done(IS_OK, &err, text);
+}

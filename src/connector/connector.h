@@ -1,0 +1,71 @@
+/*
+ * What a connector inside another engine calls: chunks from a shared folder into that engine's paged cache, and out of
+ * it.  This is the whole interface of libinferscale-connector.so; python/inferscale_vllm calls it through ctypes.
+ *
+ * A chunk is known by a key of 32 hexadecimal digits, which whoever plans the prompts chooses.  Its file is
+ * FOLDER/ab/KEY.RofW: what rank R of W tensor-parallel ranks keeps of it, its own heads.  A chunk is ready when all
+ * W files are there.  Files appear under their names whole, by rename, and never change.
+ *
+ * Functions return is_status as an int, IS_OK is 0; `text` [IS_CONNECTOR_TEXT] then says what is wrong and how to mend
+ * it.  A connector is used by one thread at a time.
+ */
+#ifndef IS_CONNECTOR_H
+#define IS_CONNECTOR_H
+
+#include <stdint.h>
+
+#define IS_CONNECTOR_KEY  32 /* digits of a key; keys in a row follow one another without anything between */
+#define IS_CONNECTOR_TEXT 1024
+
+/* Nothing else is exported. */
+#pragma GCC visibility push(default)
+
+typedef struct is_connector is_connector;
+
+/*
+ * config, a JSON object:
+ *   folder, rank, world          where the chunks are, and whose part of them this is
+ *   budget                       bytes of chunks in host memory
+ *   threads                      that write into the cache
+ *   fingerprint                  32 digits: of the weights, tokenizer and settings that make KV what it is
+ *   dtype                        "f16" or "bf16"
+ *   layers, heads, k_dim, v_dim  of this rank
+ *   rope                         {"style": "half"|"pair", "width", "base", "scaling": "none"|"linear"|"yarn"|"llama3",
+ *                                and what is_rope_params has for that scaling}, or null
+ */
+int is_connector_open(const char *config, is_connector **out, char *text);
+void is_connector_close(is_connector *connector);
+
+/*
+ * One layer's cache: base of block 0, bytes from block to block, and what a block of it holds after the numbers of its
+ * elements were written, see is_paged_learn.  low, high: [block_elements].
+ */
+int is_connector_cache(is_connector *connector, uint32_t layer, void *base, uint64_t block_stride, uint32_t n_blocks,
+                       uint32_t block_tokens, const uint16_t *low, const uint16_t *high, uint64_t block_elements,
+                       char *text);
+
+/*
+ * Writes tokens [begin, end) of a prompt into its blocks.
+ *   keys, lengths  [n] the chunks, the prompt's first one first, and their tokens
+ *   tokens         [n_tokens] the prompt's
+ *   blocks         [n_blocks] the prompt's
+ * *loaded: tokens are right up to here, at least begin and at most end.  When that is not end, text says what is wrong
+ * with the chunk that stands there: it is missing, broken, of other tokens or of another model.
+ */
+int is_connector_load(is_connector *connector, const char *keys, const uint32_t *lengths, uint32_t n,
+                      const int32_t *tokens, uint32_t n_tokens, const uint32_t *blocks, uint32_t n_blocks,
+                      uint32_t begin, uint32_t end, uint32_t *loaded, char *text);
+
+/* Keeps tokens [begin, begin + n) of a sequence as the chunk `key`; recipe is written into it. */
+int is_connector_store(is_connector *connector, const char *key, const char *recipe, const int32_t *tokens,
+                       uint32_t begin, uint32_t n, const uint32_t *blocks, uint32_t n_blocks, char *text);
+
+/* How many of the chunks, from the first on, are ready in the folder.  For the scheduler, which has no cache. */
+uint32_t is_connector_ready(const char *folder, uint32_t world, const char *keys, uint32_t n);
+
+/* Rotates [n][width] f32 rows by `shift` as a load would, in place: to be compared with the engine's own rotation. */
+int is_connector_rotate(const is_connector *connector, float *rows, uint32_t n, int64_t shift, char *text);
+
+#pragma GCC visibility pop
+
+#endif

@@ -1,0 +1,235 @@
+"""The connector in a vLLM server: what is injected is what vLLM itself would have had there, or is computed instead."""
+
+import secrets
+import threading
+
+import pytest
+import requests
+import torch
+import transformers
+
+from common import MODEL, Server, fresh_salt, inject, whole_blocks
+
+QUESTION = "Where does Elke live?"
+
+
+def memory(prompts, k):
+    return prompts.header + sum(prompts.facts[:k], [])
+
+
+def assert_same(got, want):
+    """Bit for bit."""
+    assert got.tokens == want.tokens
+    assert got.steps == want.steps
+
+
+def test_whole_prompt_at_its_own_place_is_exact(server, prompts):
+    """As from vLLM's own prefix cache: the same tokens with the same log-probabilities.  It is encoded out of the same prompt, since
+    bfloat16 rounds otherwise in a batch of another size."""
+    front, tail = memory(prompts, 45), prompts.tail(QUESTION)
+    server.complete(front + tail, salt="own", n=1)
+    own = server.complete(front + tail, salt="own")
+    chunk = server.encode(front + tail, end=len(front))
+    injected = server.complete(front + tail, salt=fresh_salt(), wish=inject(chunk))
+    assert own.cached == injected.cached == whole_blocks(len(front))
+    assert_same(injected, own)
+
+
+def test_whole_prompt_in_pieces_is_exact(server, prompts):
+    """Chunks that were made where they stand, with borders inside blocks, are that prompt."""
+    front, tail = memory(prompts, 20), prompts.tail(QUESTION)
+    server.complete(front + tail, salt="own pieces", n=1)
+    own = server.complete(front + tail, salt="own pieces")
+    borders = [0, 7, 45, 46, 200, len(front)]
+    chunks = [server.encode(front + tail, begin, end=end) for begin, end in zip(borders, borders[1:])]
+    injected = server.complete(front + tail, salt=fresh_salt(), wish=inject(*chunks))
+    assert injected.cached == whole_blocks(len(front))
+    assert_same(injected, own)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+
+
+@torch.no_grad()
+def composed_by_hand(model, runs, tail):
+    """Log-probabilities behind the tail when each run was computed alone, but at its own positions of the prompt: Hugging Face's own code
+    rotates there, so nothing of this project takes part."""
+    layers = None
+    position = 0
+    for run in runs:
+        ids = torch.arange(position, position + len(run))[None]
+        cache = model(torch.tensor([run]), position_ids=ids, use_cache=True).past_key_values
+        parts = [(layer.keys, layer.values) for layer in cache.layers]
+        layers = parts if layers is None else [(torch.cat([a, c], 2), torch.cat([b, d], 2)) for (a, b), (c, d) in zip(layers, parts)]
+        position += len(run)
+    past = transformers.DynamicCache()
+    for number, (k, v) in enumerate(layers):
+        past.update(k, v, number)
+    ids = torch.arange(position, position + len(tail))[None]
+    logits = model(torch.tensor([tail]), position_ids=ids, past_key_values=past, use_cache=True).logits[0, -1]
+    return torch.log_softmax(logits.double(), -1)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 0, 2, 1)])
+def test_moved_chunks_are_as_if_made_there(server, prompts, reference, order):
+    """Offsets that are no multiple of a block; against another implementation in float32, so within bfloat16's noise."""
+    parts = [sum(prompts.facts[i * 6:i * 6 + 5], []) + prompts.facts[40][:i] for i in range(4)]
+    chunks = [server.encode(part) for part in parts]
+    header = server.encode(prompts.header)
+    runs = [prompts.header] + [parts[i] for i in order]
+    front = sum(runs, [])
+    assert any(len(sum(runs[:i], [])) % 32 for i in range(1, 5))
+    tail = front[whole_blocks(len(front)):] + prompts.tail(QUESTION)  # what vLLM computes itself
+    want = composed_by_hand(reference, [*runs[:-1], runs[-1][:len(runs[-1]) - len(front) % 32]], tail)
+    got = server.complete(front + prompts.tail(QUESTION), salt=fresh_salt(), wish=inject(header, *(chunks[i] for i in order)), n=1)
+    assert got.cached == whole_blocks(len(front))
+    assert max(abs(want[token].item() - p) for token, p in got.steps[0].items()) < 0.35
+    # The same chunks not moved would be far away: the test can tell.
+    unmoved = composed_by_hand(reference, [prompts.header], front[len(prompts.header):] + prompts.tail(QUESTION))
+    assert max(abs(unmoved[token].item() - p) for token, p in got.steps[0].items()) > 0.35
+
+
+@pytest.fixture(scope="module")
+def encoded(server, prompts):
+    """The header, and each of 50 facts behind it and eight others."""
+    primer = prompts.header + sum(prompts.facts[50:58], [])
+    header = server.encode(prompts.header)
+    return header, [server.encode(primer + fact, len(primer), "primed:8") for fact in prompts.facts[:50]]
+
+
+@pytest.mark.parametrize("k", [0, 5, 20, 50])
+def test_facts_one_by_one(server, prompts, encoded, k):
+    header, facts = encoded
+    front, tail = memory(prompts, k), prompts.tail(QUESTION)
+    prefilled = server.complete(front + tail, salt=fresh_salt(), n=1)
+    injected = server.complete(front + tail, salt=fresh_salt(), wish=inject(header, *facts[:k]), n=1)
+    assert prefilled.cached == 0
+    assert injected.cached == whole_blocks(len(front))
+    assert injected.tokens == prefilled.tokens  # nearly the same distribution, and this question's first token is a clear one
+
+
+def test_local_prefix_and_injection(server, prompts, encoded):
+    """A second question over the same memory finds the injected blocks; another salt does not."""
+    header, facts = encoded
+    front, salt = memory(prompts, 20), fresh_salt()
+    wish = inject(header, *facts[:20])
+    first = server.complete(front + prompts.tail(QUESTION), salt=salt, wish=wish)
+    again = server.complete(front + prompts.tail(QUESTION), salt=salt)
+    other = server.complete(front + prompts.tail(QUESTION), salt=fresh_salt())
+    assert again.cached >= whole_blocks(len(front)) and again.tokens == first.tokens
+    assert other.cached == 0
+    longer = memory(prompts, 30)
+    more = server.complete(longer + prompts.tail(QUESTION), salt=salt, wish=inject(header, *facts[:30]))
+    assert more.cached == whole_blocks(len(longer)), "the first part is vLLM's own, the rest injected"
+    alone = server.complete(longer + prompts.tail(QUESTION), salt=fresh_salt(), wish=inject(header, *facts[:30]))
+    assert_same(more, alone)
+
+
+def copy_of(server, chunk, change):
+    """The chunk under a key that no worker has in memory, its bytes changed."""
+    key, n = secrets.token_hex(16), chunk[1]
+    server.file(key).parent.mkdir(exist_ok=True)
+    server.file(key).write_bytes(change(server.file(chunk[0]).read_bytes()))
+    return key, n
+
+
+def flip(data):
+    changed = bytearray(data)
+    changed[len(data) // 2] ^= 0x40
+    return bytes(changed)
+
+
+FAULTS = {
+    "missing": "",
+    "broken": "is broken",
+    "cut": "is broken",
+    "no chunk at all": "is broken",
+    "other tokens": "is of other tokens",
+    "no key": "",
+    "no salt": "without a cache_salt",
+    "no sense": "are not what they must be",
+    "too long": "are not what they must be",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_cannot_be_injected_is_computed(server, prompts, fault):
+    """The answer is what vLLM computes without the connector's help, and the log says why."""
+    front, tail = memory(prompts, 10), prompts.tail(QUESTION)
+    half = len(memory(prompts, 5))
+    first, second = server.encode(front[:half]), server.encode(front, half)
+    right = server.complete(front + tail, salt=fresh_salt())
+    wish, salt = inject(first, second), fresh_salt()
+    if fault == "missing":  # the scheduler sees it
+        server.file(second[0]).unlink()
+    elif fault == "broken":
+        wish = inject(first, copy_of(server, second, flip))
+    elif fault == "cut":
+        wish = inject(first, copy_of(server, second, lambda data: data[:-4096]))
+    elif fault == "no chunk at all":
+        wish = inject(first, copy_of(server, second, lambda data: b"not a chunk"))
+    elif fault == "other tokens":
+        other = server.encode(memory(prompts, 4), 0)
+        wish = inject((other[0], half), second)
+    elif fault == "no key":
+        wish = inject(("f" * 32, len(front)))
+    elif fault == "no salt":
+        salt = None
+    elif fault == "no sense":
+        wish = {"inject": {"keys": 5, "lengths": "many"}}
+    else:
+        wish = {"inject": {"keys": first[0], "lengths": [1 << 30]}}
+    before = len(server.output())
+    got = server.complete(front + tail, salt=salt, wish=wish)
+    assert FAULTS[fault] in server.output()[before:]
+    assert got.tokens[0] == right.tokens[0]
+    assert max(abs(p - right.steps[0][t]) for t, p in got.steps[0].items() if t in right.steps[0]) < 0.5
+
+
+def test_a_chunk_of_another_model_is_not_injected(server, prompts):
+    """Its fingerprint differs, and both hashes are right."""
+    front, tail = memory(prompts, 10), prompts.tail(QUESTION)
+    chunk = server.encode(front)
+    with Server(folder=server.folder, dtype="float16") as other:
+        right = other.complete(front + tail, salt=fresh_salt())
+        got = other.complete(front + tail, salt=fresh_salt(), wish=inject(chunk))
+        assert "another model's" in other.output()
+        assert got.tokens[0] == right.tokens[0]
+
+
+def test_sixteen_users_at_once(server, prompts):
+    """The same question over different memories, while facts of others are being encoded: nobody sees another's."""
+    words = ["amber", "birch", "cedar", "daisy", "ebony", "fern", "grape", "hazel", "iris", "jade", "kelp", "lemon", "maple", "nutmeg", "olive",
+             "pearl"]
+    tail = prompts.tail("What is the password of the garden gate?") + prompts.encode("The password of the garden gate is \"")
+    results, errors = {}, []
+
+    def user(number):
+        try:
+            http = requests.Session()
+            own = prompts.fact("2025-05-01", f"The password of the garden gate is \"{words[number]}\".")
+            parts = [prompts.header, *prompts.facts[number:number + 12], own]
+            chunks = [server.encode(part, http=http) for part in parts]
+            prompt, wish = sum(parts, []) + tail, inject(*chunks)
+            results[number] = (prompt, wish, server.complete(prompt, salt=fresh_salt(), wish=wish, n=4, http=http))
+        except Exception as error:  # told below
+            errors.append(error)
+
+    threads = [threading.Thread(target=user, args=(n,)) for n in range(len(words))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not errors, errors
+    right = 0
+    for number, (prompt, wish, answer) in results.items():
+        text = prompts.decode(answer.tokens).lower()
+        assert answer.cached == whole_blocks(len(prompt) - len(tail))
+        assert not any(word in text for i, word in enumerate(words) if i != number), (number, text)
+        right += words[number] in text
+        alone = server.complete(prompt, salt=fresh_salt(), wish=wish, n=1)
+        assert alone.tokens[0] in answer.steps[0]
+        assert max(abs(p - alone.steps[0][t]) for t, p in answer.steps[0].items() if t in alone.steps[0]) < 0.5
+    assert right > len(words) / 2, "facts that were encoded alone: the small model does not see all of the passwords"
