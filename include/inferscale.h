@@ -130,7 +130,7 @@ void is_close(is_memory *memory);
 
 /* ------------------------------------------------------------ adding, reading */
 
-/* Called during long work; returning false cancels it.  Any thread. */
+/* Called during long work; returning false cancels it.  On the caller's thread. */
 typedef bool (*is_progress_fn)(void *user, uint64_t done, uint64_t total);
 
 /*

@@ -29,9 +29,10 @@ def free_port():
 class Server:
     """vLLM's server as an operator starts it."""
 
-    def __init__(self, *options, folder=None, dtype="bfloat16"):
+    def __init__(self, *options, folder=None, dtype="bfloat16", log_level="INFO", ranks=1):
         self.folder = folder or tempfile.mkdtemp(prefix="inferscale-chunks-")
         self.is_own = folder is None
+        self.ranks = ranks
         self.log = tempfile.NamedTemporaryFile(mode="w+", prefix="inferscale-vllm-", suffix=".log")
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -42,7 +43,11 @@ class Server:
                    "--enforce-eager", "--max-model-len", "4096", "--block-size", str(BLOCK), "--served-model-name", "model", "--max-logprobs", "20",
                    "--kv-transfer-config", json.dumps(transfer), *options]
         env = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
-               "INFERSCALE_CONNECTOR": str(ROOT / "build/libinferscale-connector.so"), "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+               "INFERSCALE_CONNECTOR": str(ROOT / "build/libinferscale-connector.so"), "VLLM_LOGGING_LEVEL": log_level, "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        if ranks > 1:
+            command += ["--tensor-parallel-size", str(ranks)]
+            cores = sorted(os.sched_getaffinity(0))
+            env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(cores[i % len(cores)]) for i in range(ranks))
         self.process = subprocess.Popen([str(c) for c in command], env=env, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True)
         self.http = requests.Session()
 
@@ -92,11 +97,11 @@ class Server:
         key, n = secrets.token_hex(16), (end or len(tokens)) - begin
         wish = {"encode": {"key": key, "begin": begin, "tokens": n, "recipe": recipe}}
         self.complete(tokens, salt="encode", wish=wish, n=1, http=http)
-        assert self.file(key).exists(), self.output()[-3000:]
+        assert all(self.file(key, rank).exists() for rank in range(self.ranks)), self.output()[-3000:]
         return key, n
 
-    def file(self, key):
-        return pathlib.Path(self.folder) / key[:2] / f"{key}.0of1"
+    def file(self, key, rank=0):
+        return pathlib.Path(self.folder) / key[:2] / f"{key}.{rank}of{self.ranks}"
 
 
 class Answer:

@@ -1,5 +1,5 @@
 /*
- * The embedding model: texts become unit vectors, in a context and thread pool of their own, so that a
+ * The embedding model: texts become unit vectors, in a context of their own, so that a
  * question is embedded while the chat model decodes.
  */
 #include "internal.h"
