@@ -101,6 +101,11 @@ class InferScaleConnector(KVConnectorBase_V1):
         self._worker = None
         self._failed_blocks: set[int] = set()
 
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config) -> bool:
+        """vLLM 0.33 asks: the library holds the cache's addresses, which change when it sleeps."""
+        return False
+
     # ---- the scheduler's side
 
     def _wish(self, request: "Request") -> Wish | None:
