@@ -103,12 +103,12 @@ static void shuffle(uint32_t *v, size_t n)
     }
 }
 
-static bench *open_bench(order_kind kind, is_dtype dtype)
+static bench *open_with(order_kind kind, is_dtype dtype, is_layer first)
 {
     bench *b = calloc(1, sizeof *b);
     b->kind = kind;
     b->layout = (is_layout){.dtype = dtype, .n_layers = N_LAYERS, .n_ropes = 2};
-    b->layout.layers[0] = (is_layer){.heads = 3, .k_dim = 32, .v_dim = 32, .rope = 0};
+    b->layout.layers[0] = first;
     b->layout.layers[1] = (is_layer){.heads = 1, .k_dim = 48, .v_dim = 0, .rope = 1};
     b->layout.layers[2] = (is_layer){.heads = 2, .k_dim = 10, .v_dim = 6, .rope = IS_LAYER_NO_ROPE};
     b->layout.ropes[0] = rope_of(IS_ROPE_HALF, 0, 32);
@@ -123,6 +123,11 @@ static bench *open_bench(order_kind kind, is_dtype dtype)
     }
     shuffle(b->blocks, N_BLOCKS);
     return b;
+}
+
+static bench *open_bench(order_kind kind, is_dtype dtype)
+{
+    return open_with(kind, dtype, (is_layer){.heads = 3, .k_dim = 32, .v_dim = 32, .rope = 0});
 }
 
 static void close_bench(bench *b)
@@ -240,6 +245,20 @@ static void written_where_the_engine_has_it(void **state)
         }
 }
 
+/* Rows that are larger than what is rotated at once. */
+static void wide_rows(void **state)
+{
+    (void)state;
+    bench *b = open_with(K_TRANSPOSED, IS_BF16, (is_layer){.heads = 40, .k_dim = 512, .v_dim = 2, .rope = 0});
+    add_chunk(b, 21, 900);
+    assert_int_equal(is_paged_write(&b->layout, b->caches, b->placed, 1, b->blocks, 2, 0, 21, 0, N_LAYERS, NULL),
+                     IS_OK);
+    for (uint32_t l = 0; l < N_LAYERS; l++)
+        for (uint32_t t = 0; t < 21; t++) check_token(b, l, &b->placed[0], t);
+    assert_untouched(b);
+    close_bench(b);
+}
+
 static void read_from_where_the_engine_has_it(void **state)
 {
     (void)state;
@@ -335,6 +354,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(written_where_the_engine_has_it),
+        cmocka_unit_test(wide_rows),
         cmocka_unit_test(read_from_where_the_engine_has_it),
         cmocka_unit_test(what_does_not_fit_is_refused),
         cmocka_unit_test(orders_that_are_none),

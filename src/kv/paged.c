@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ELEMENT 2 /* bytes */
+#define ELEMENT       2     /* bytes */
+#define ROTATED_BYTES 32768 /* rotated at once on their way to a part that is not in rows */
 
 /* ------------------------------------------------------------ the order */
 
@@ -103,6 +104,9 @@ static is_status check_cache(const is_layout *layout, const is_paged_cache *cach
     if (is_dtype_size(layout->dtype) != ELEMENT || layout->v_transposed || o->window != 0)
         return is_fail(err, IS_EINVAL, "paged: layer %u has a window, or elements that are not 16 bits wide in rows",
                        layer);
+    if ((size_t)o->k_dim * ELEMENT > ROTATED_BYTES)
+        return is_fail(err, IS_EINVAL, "paged: layer %u has heads of %u elements, more than %d", layer, o->k_dim,
+                       ROTATED_BYTES / ELEMENT);
     if (order == NULL || order->heads != o->heads || order->k_dim != o->k_dim || order->v_dim != o->v_dim ||
         cache->block_stride < order->block_elements * ELEMENT)
         return is_fail(err, IS_EINVAL, "paged: the cache of layer %u is not what the layout says", layer);
@@ -138,8 +142,6 @@ typedef struct span {
     uint32_t n;
 } span;
 
-#define ROTATED_BYTES 32768 /* rotated at once on their way to a part that is not in rows */
-
 static void scatter(const is_paged_part *part, uint32_t heads, uint32_t dim, span to, const uint8_t *rows,
                     size_t row_bytes)
 {
@@ -154,6 +156,12 @@ static void scatter(const is_paged_part *part, uint32_t heads, uint32_t dim, spa
     }
 }
 
+/* Where a part in rows has the first token of a span, in one head. */
+static uint8_t *row_at(const is_paged_part *part, uint32_t head, span at)
+{
+    return at.block + (part->at[0] + head * part->head_stride + at.slot * part->row_stride) * ELEMENT;
+}
+
 static void write_rows(const is_paged_part *part, uint32_t heads, uint32_t dim, span to, const uint8_t *rows,
                        size_t row_bytes)
 {
@@ -162,12 +170,30 @@ static void write_rows(const is_paged_part *part, uint32_t heads, uint32_t dim, 
         return;
     }
     for (uint32_t h = 0; h < heads; h++)
-        is_copy_runs(to.block + (part->at[0] + h * part->head_stride + to.slot * part->row_stride) * ELEMENT,
-                     part->row_stride * ELEMENT, rows + (size_t)h * dim * ELEMENT, row_bytes, (size_t)dim * ELEMENT,
-                     to.n);
+        is_copy_runs(row_at(part, h, to), part->row_stride * ELEMENT, rows + (size_t)h * dim * ELEMENT, row_bytes,
+                     (size_t)dim * ELEMENT, to.n);
 }
 
-/* K of a span, rotated. */
+/* K of a span, rotated on its way through a buffer: as many heads at once as that holds, then as many tokens. */
+static void rotate_scatter(const is_layout *layout, const is_layer *o, const is_paged_part *part,
+                           const is_rotation *rotation, span to, const uint8_t *rows, size_t row_bytes)
+{
+    _Alignas(64) uint8_t rotated[ROTATED_BYTES];
+    size_t head_bytes = (size_t)o->k_dim * ELEMENT; /* at most the buffer, see check_cache */
+    uint32_t at_once = (uint32_t)(sizeof rotated / head_bytes);
+    for (uint32_t h = 0; h < o->heads; h += at_once) {
+        uint32_t heads = o->heads - h < at_once ? o->heads - h : at_once;
+        size_t bytes = heads * head_bytes;
+        uint32_t most = (uint32_t)(sizeof rotated / bytes);
+        for (uint32_t r = 0; r < to.n; r += most) {
+            span some = {to.block + h * part->head_stride * ELEMENT, to.slot + r, to.n - r < most ? to.n - r : most};
+            is_rotate_rows(is_isa_best(), layout->dtype, &layout->ropes[o->rope], rotation, heads, o->k_dim,
+                           rows + r * row_bytes + h * head_bytes, row_bytes, rotated, bytes, some.n);
+            scatter(part, heads, o->k_dim, some, rotated, bytes);
+        }
+    }
+}
+
 static void write_k(const is_layout *layout, uint32_t layer, const is_paged_order *order, const is_rotation *rotation,
                     span to, const uint8_t *rows, size_t row_bytes)
 {
@@ -177,33 +203,14 @@ static void write_k(const is_layout *layout, uint32_t layer, const is_paged_orde
         write_rows(part, o->heads, o->k_dim, to, rows, row_bytes);
         return;
     }
-    const is_rope *rope = &layout->ropes[o->rope];
-    if (part->row_stride != 0) {
-        for (uint32_t h = 0; h < o->heads; h++)
-            is_rotate_rows(is_isa_best(), layout->dtype, rope, rotation, 1, o->k_dim,
-                           rows + (size_t)h * o->k_dim * ELEMENT, row_bytes,
-                           to.block + (part->at[0] + h * part->head_stride + to.slot * part->row_stride) * ELEMENT,
-                           part->row_stride * ELEMENT, to.n);
+    if (part->row_stride == 0) {
+        rotate_scatter(layout, o, part, rotation, to, rows, row_bytes);
         return;
     }
-    _Alignas(64) uint8_t rotated[ROTATED_BYTES];
-    uint32_t most = row_bytes <= sizeof rotated ? (uint32_t)(sizeof rotated / row_bytes) : 0;
-    if (most == 0) { /* a row larger than the buffer goes head by head */
-        for (uint32_t h = 0; h < o->heads; h++)
-            for (uint32_t r = 0; r < to.n; r++) {
-                span one = {to.block + h * part->head_stride * ELEMENT, to.slot + r, 1};
-                is_rotate_rows(is_isa_best(), layout->dtype, rope, rotation, 1, o->k_dim,
-                               rows + r * row_bytes + (size_t)h * o->k_dim * ELEMENT, row_bytes, rotated, row_bytes, 1);
-                scatter(part, 1, o->k_dim, one, rotated, (size_t)o->k_dim * ELEMENT);
-            }
-        return;
-    }
-    for (uint32_t r = 0; r < to.n; r += most) {
-        span some = {to.block, to.slot + r, to.n - r < most ? to.n - r : most};
-        is_rotate_rows(is_isa_best(), layout->dtype, rope, rotation, o->heads, o->k_dim, rows + r * row_bytes,
-                       row_bytes, rotated, row_bytes, some.n);
-        scatter(part, o->heads, o->k_dim, some, rotated, row_bytes);
-    }
+    for (uint32_t h = 0; h < o->heads; h++)
+        is_rotate_rows(is_isa_best(), layout->dtype, &layout->ropes[o->rope], rotation, 1, o->k_dim,
+                       rows + (size_t)h * o->k_dim * ELEMENT, row_bytes, row_at(part, h, to),
+                       part->row_stride * ELEMENT, to.n);
 }
 
 /* The part of a run that is in hand. */
