@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../common/file.h"
 #include "../kv/hash.h"
 #include "../kv/paged.h"
 #include "../store/store_internal.h" /* the host tier */
@@ -224,12 +225,7 @@ static is_status read_file(int fd, const char *name, void **bytes, size_t *size,
     uint8_t *memory = aligned_alloc(IS_CHUNK_ALIGN, is_align_up(*size, IS_CHUNK_ALIGN));
     if (memory == NULL) return is_fail(err, IS_ENOMEM, "no memory for chunk %s of %zu bytes", name, *size);
     *bytes = memory;
-    for (size_t at = 0; at < *size;) {
-        ssize_t n = pread(fd, memory + at, *size - at, (off_t)at);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return is_fail(err, IS_EIO, "chunk %s cannot be read to its end", name);
-        at += (size_t)n;
-    }
+    if (is_file_read(fd, memory, *size) != 0) return is_fail(err, IS_EIO, "chunk %s cannot be read to its end", name);
     return IS_OK;
 }
 
@@ -259,30 +255,15 @@ static is_status write_file(const is_connector *c, const char *name, const uint8
     char folder[3] = {name[0], name[1], '\0'}, temporary[NAME_BYTES + 16];
     (void)snprintf(temporary, sizeof temporary, "%s.%d.tmp", name, (int)getpid());
     bool made = mkdirat(c->folder_fd, folder, 0700) == 0;
-    int fd = openat(c->folder_fd, temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    bool well = fd >= 0;
-    for (size_t at = 0; well && at < size;) {
-        ssize_t n = write(fd, bytes + at, size - at);
-        well = n >= 0 || errno == EINTR;
-        if (n > 0) at += (size_t)n;
-    }
-    well = well && fsync(fd) == 0;
-    int error = errno;
-    if (fd >= 0 && close(fd) != 0 && well) {
-        well = false;
-        error = errno;
-    }
-    if (well && renameat(c->folder_fd, temporary, c->folder_fd, name) != 0) {
-        well = false;
-        error = errno;
-    }
-    int parent = well ? openat(c->folder_fd, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    int error = is_file_write(c->folder_fd, temporary, O_TRUNC, bytes, size);
+    if (error == 0 && renameat(c->folder_fd, temporary, c->folder_fd, name) != 0) error = errno;
+    int parent = error == 0 ? openat(c->folder_fd, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     if (parent >= 0) {
         (void)fsync(parent);
         (void)close(parent);
     }
     if (made) (void)fsync(c->folder_fd);
-    if (well) return IS_OK;
+    if (error == 0) return IS_OK;
     (void)unlinkat(c->folder_fd, temporary, 0);
     return is_fail(err, IS_EIO, "cannot write chunk %s/%s: %s; check the disk's space and health", c->folder, name,
                    strerror(error));

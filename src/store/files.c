@@ -5,6 +5,7 @@
  * short.  The row also has a digest of the file's first bytes, in which the chunk keeps the hashes over all of itself:
  * a whole and healthy chunk in the wrong place is not taken for the right one.
  */
+#include "../common/file.h"
 #include "../kv/hash.h"
 #include "store_internal.h"
 
@@ -113,32 +114,13 @@ static int sync_folder(const is_store *store, unsigned folder)
 
 /* ------------------------------------------------------------ writing */
 
-/* 0, or an errno. */
-static int write_new(const is_store *store, const char *name, const uint8_t *bytes, size_t size)
-{
-    int fd = openat(store->chunks_fd, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (fd < 0) return errno;
-    int error = 0;
-    for (size_t done = 0; done < size && error == 0;) {
-        ssize_t n = write(fd, bytes + done, size - done);
-        if (n >= 0) {
-            done += (size_t)n;
-        } else if (errno != EINTR) {
-            error = errno;
-        }
-    }
-    if (error == 0 && fsync(fd) != 0) error = errno;
-    if (close(fd) != 0 && error == 0) error = errno;
-    return error;
-}
-
 is_status is_files_write(is_store *store, int64_t file, const void *bytes, size_t size, is_error *err)
 {
     char name[NAME_BYTES];
     char temporary[NAME_BYTES];
     name_of(file, ENDING, name);
     name_of(file, ENDING_TMP, temporary);
-    int error = write_new(store, temporary, bytes, size);
+    int error = is_file_write(store->chunks_fd, temporary, O_EXCL, bytes, size);
     if (error == 0 && renameat(store->chunks_fd, temporary, store->chunks_fd, name) != 0) error = errno;
     if (error == 0) error = sync_folder(store, folder_of(file));
     if (error == 0) return IS_OK;
@@ -165,13 +147,9 @@ void is_files_unlink(is_store *store, const is_chunk_row *rows, size_t n)
 
 static is_status read_whole(int fd, const char *name, uint8_t *bytes, size_t size, is_error *err)
 {
-    for (size_t done = 0; done < size;) {
-        ssize_t n = pread(fd, bytes + done, size - done, (off_t)done);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return is_fail(err, IS_ECORRUPT, "chunk file %s cannot be read: %s", name, strerror(errno));
-        if (n == 0) return is_fail(err, IS_ECORRUPT, "chunk file %s is cut short", name);
-        done += (size_t)n;
-    }
+    int error = is_file_read(fd, bytes, size);
+    if (error > 0) return is_fail(err, IS_ECORRUPT, "chunk file %s cannot be read: %s", name, strerror(error));
+    if (error < 0) return is_fail(err, IS_ECORRUPT, "chunk file %s is cut short", name);
     return IS_OK;
 }
 
