@@ -68,13 +68,13 @@ class Metadata(KVConnectorMetadata):
 class Wish:
     """What a request's kv_transfer_params say, read once."""
 
-    def __init__(self, request: "Request"):
-        wish = (request.kv_transfer_params or {}).get("inferscale") or {}
+    def __init__(self, request: "Request", wish: dict):
         inject, encode = wish.get("inject"), wish.get("encode")
         self.request = request
         self.tokens = array("i", request.prompt_token_ids or [])
         self.keys, self.lengths, self.encode = b"", array("I"), None
         self.computed = 0  # tokens that the engine itself had when it last asked
+        self.stored = False
         if inject:
             self.keys, self.lengths = inject["keys"].encode(), array("I", inject["lengths"])
             if len(self.keys) != KEY_DIGITS * len(self.lengths) or sum(self.lengths) > len(self.tokens):
@@ -109,9 +109,12 @@ class InferScaleConnector(KVConnectorBase_V1):
     # ---- the scheduler's side
 
     def _wish(self, request: "Request") -> Wish | None:
+        if not request.kv_transfer_params:
+            return None
         if request.request_id not in self._wishes:
             try:
-                wish = Wish(request)
+                said = request.kv_transfer_params.get("inferscale")
+                wish = Wish(request, said) if said else None
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
                 logger.error("request %s: kv_transfer_params are not what they must be, its prompt is computed: %r", request.request_id, error)
                 wish = None
@@ -145,8 +148,10 @@ class InferScaleConnector(KVConnectorBase_V1):
             if wish is None or wish.encode is None or scheduled == 0:
                 continue
             key, begin, n, recipe = wish.encode
-            computed = wish.request.num_computed_tokens
-            if computed < begin + n <= computed + scheduled or (computed >= begin + n and wish.request.num_output_tokens == 0):
+            computed, end = wish.request.num_computed_tokens, begin + n
+            # Once, and again when they are computed again: after a failed load, or a preemption.
+            if computed + scheduled >= end and (not wish.stored or computed < end):
+                wish.stored = True
                 blocks = array("I", self._kv_cache_manager.get_block_ids(request_id)[0])
                 meta.stores.append(Store(key, recipe, wish.tokens, blocks, begin, n))
         return meta

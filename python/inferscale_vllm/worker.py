@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import pathlib
-from array import array
 
 import torch
 from vllm.distributed import get_tensor_model_parallel_rank
