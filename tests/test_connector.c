@@ -18,8 +18,11 @@
 #define ROW    (HEADS * WIDTH)
 #define PLACE  ((size_t)BLOCK * ROW * 2) /* elements of a block: [heads][K, V][BLOCK][WIDTH] */
 
-#define KEY_A "00112233445566778899aabbccddeeff"
-#define KEY_B "ffeeddccbbaa99887766554433221100"
+#define KEY_A "0011223344556677"
+#define KEY_B "ffeeddccbbaa9988" /* its number leaves the first bit out */
+
+#define MODEL_A "00112233445566778899aabbccddeeff"
+#define MODEL_B "ffeeddccbbaa99887766554433221100"
 
 typedef struct bench {
     char folder[64];
@@ -81,7 +84,7 @@ static bench *open_bench(void)
         b->blocks[i] = BLOCKS - 1 - i;
         b->others[i] = i;
     }
-    open_again(b, KEY_A);
+    open_again(b, MODEL_A);
     return b;
 }
 
@@ -95,9 +98,37 @@ static void close_bench(bench *b)
     free(b);
 }
 
+static void path_of(const bench *b, const char *key, char out[128])
+{
+    (void)snprintf(out, 128, "%s/%.2s/%s.parts/0of1", b->folder, key + 2, key);
+}
+
+/* The folder of a chunk, as whoever asks for it makes it. */
+static void make_folder(const bench *b, const char *key)
+{
+    char path[128];
+    path_of(b, key, path);
+    *strrchr(path, '/') = '\0';
+    char *last = strrchr(path, '/');
+    *last = '\0';
+    (void)mkdir(path, 0700);
+    *last = '/';
+    (void)mkdir(path, 0700);
+}
+
+static void forget(const bench *b, const char *key)
+{
+    char path[128];
+    path_of(b, key, path);
+    assert_int_equal(unlink(path), 0);
+    *strrchr(path, '/') = '\0';
+    assert_int_equal(rmdir(path), 0); /* no temporary file is left in it */
+}
+
 static void store(bench *b, const char *key, uint32_t begin, uint32_t n)
 {
     char text[IS_CONNECTOR_TEXT];
+    make_folder(b, key);
     if (is_connector_store(b->connector, key, "isolated", b->tokens, begin, n, b->blocks, BLOCKS / 2, text) != IS_OK)
         fail_msg("%s", text);
 }
@@ -113,11 +144,6 @@ static uint32_t load(bench *b, uint32_t begin, uint32_t end, const char *why)
                      IS_OK);
     if (loaded < end && strstr(text, why) == NULL) fail_msg("\"%s\" is not in \"%s\"", why, text);
     return loaded;
-}
-
-static void path_of(const bench *b, const char *key, char out[128])
-{
-    (void)snprintf(out, 128, "%s/%.2s/%s.0of1", b->folder, key, key);
 }
 
 static void assert_equal_tokens(const bench *b, uint32_t begin, uint32_t end)
@@ -147,7 +173,7 @@ static void what_was_stored_comes_back(void **state)
         assert_int_equal(load(b, 0, 70, ""), 70);
         assert_equal_tokens(b, 0, 70);
         for (uint32_t l = 0; l < LAYERS; l++) memset(b->cache[l], 0, PLACE * 2 * BLOCKS / 2);
-        open_again(b, KEY_A);
+        open_again(b, MODEL_A);
     }
     assert_int_equal(load(b, 0, 80, "end before that"), 70);
     close_bench(b);
@@ -198,15 +224,15 @@ static void what_is_not_right_is_not_loaded(void **state)
     store(b, KEY_B, 40, 30);
     assert_int_equal(load(b, 0, 70, ""), 70);
 
-    path_of(b, KEY_B, path); /* forgotten: gone from memory too */
-    assert_int_equal(unlink(path), 0);
+    forget(b, KEY_B);
     assert_int_equal(load(b, 0, 70, "is not there"), 40);
 
     store(b, KEY_B, 40, 30);
-    open_again(b, KEY_B); /* another model */
+    open_again(b, MODEL_B);
     assert_int_equal(load(b, 0, 70, "another model's"), 0);
 
-    open_again(b, KEY_A);
+    open_again(b, MODEL_A);
+    path_of(b, KEY_B, path);
     assert_int_equal(truncate(path, 5000), 0);
     assert_int_equal(load(b, 0, 70, "is broken"), 40);
     assert_int_equal(truncate(path, 0), 0);
@@ -233,19 +259,28 @@ static void what_cannot_be_kept_is_refused(void **state)
     (void)state;
     bench *b = open_bench();
     char text[IS_CONNECTOR_TEXT];
-    assert_int_equal(is_connector_store(b->connector, "../../../../etc/passwd0000000000", "isolated", b->tokens, 0, 8,
-                                        b->blocks, BLOCKS / 2, text),
-                     IS_EINVAL);
+    assert_int_equal(
+        is_connector_store(b->connector, "../../../../etc0", "isolated", b->tokens, 0, 8, b->blocks, BLOCKS / 2, text),
+        IS_EINVAL);
     assert_int_equal(is_connector_store(b->connector, KEY_A, "isolated", b->tokens, 0, 0, b->blocks, BLOCKS / 2, text),
                      IS_EINVAL);
     assert_int_equal(is_connector_store(b->connector, KEY_A, "isolated", b->tokens, 0, 40, b->blocks, 2, text),
                      IS_EINVAL);
+    assert_int_equal(is_connector_store(b->connector, KEY_A, "isolated", b->tokens, 0, 8, b->blocks, BLOCKS / 2, text),
+                     IS_ENOTFOUND);
+    assert_non_null(strstr(text, KEY_A " has no folder"));
+    store(b, KEY_A, 0, 8);
+    forget(b, KEY_A); /* and a worker that is late */
+    assert_int_equal(is_connector_store(b->connector, KEY_A, "isolated", b->tokens, 0, 8, b->blocks, BLOCKS / 2, text),
+                     IS_ENOTFOUND);
+    assert_int_equal(is_connector_ready(b->folder, 1, KEY_A, 1), 0);
+    make_folder(b, KEY_A);
     b->cache[1][at(b->blocks[0], true, 3, 1, 2)] = 0x7F80; /* infinite */
     assert_int_equal(is_connector_store(b->connector, KEY_A, "isolated", b->tokens, 0, 8, b->blocks, BLOCKS / 2, text),
                      IS_ECORRUPT);
     assert_int_equal(is_connector_ready(b->folder, 1, KEY_A, 1), 0);
     assert_int_equal(is_connector_ready("/nowhere", 1, KEY_A, 1), 0);
-    assert_int_equal(is_connector_ready(b->folder, 1, "../../../../etc/passwd0000000000", 1), 0);
+    assert_int_equal(is_connector_ready(b->folder, 1, "../../../../etc0", 1), 0);
     close_bench(b);
 }
 
@@ -257,18 +292,19 @@ static void settings_that_are_none(void **state)
         "[]",
         "{}",
         "{\"folder\": 5}",
-        "{\"folder\": \"/tmp\", \"rank\": 1, \"world\": 1, \"budget\": 1, \"threads\": 1, \"fingerprint\": \"" KEY_A
+        "{\"folder\": \"/tmp\", \"rank\": 1, \"world\": 1, \"budget\": 1, \"threads\": 1, \"fingerprint\": \"" MODEL_A
         "\", \"dtype\": \"bf16\", \"layers\": 1, \"heads\": 1, \"k_dim\": 8, \"v_dim\": 8, \"rope\": null}",
-        "{\"folder\": \"/tmp\", \"rank\": 0, \"world\": 1, \"budget\": 1, \"threads\": 1, \"fingerprint\": \"" KEY_A
+        "{\"folder\": \"/tmp\", \"rank\": 0, \"world\": 1, \"budget\": 1, \"threads\": 1, \"fingerprint\": \"" MODEL_A
         "\", \"dtype\": \"fp8\", \"layers\": 1, \"heads\": 1, \"k_dim\": 8, \"v_dim\": 8, \"rope\": null}",
-        "{\"folder\": \"/tmp\", \"rank\": 0, \"world\": 1, \"budget\": 1, \"threads\": 1, \"fingerprint\": \"" KEY_A
+        "{\"folder\": \"/tmp\", \"rank\": 0, \"world\": 1, \"budget\": 1, \"threads\": 1, \"fingerprint\": \"" MODEL_A
         "\", \"dtype\": \"bf16\", \"layers\": 600, \"heads\": 1, \"k_dim\": 8, \"v_dim\": 8, \"rope\": null}",
-        "{\"folder\": \"/tmp\", \"rank\": 0, \"world\": 1, \"budget\": 1, \"threads\": 1, \"fingerprint\": \"" KEY_A
+        "{\"folder\": \"/tmp\", \"rank\": 0, \"world\": 1, \"budget\": 1, \"threads\": 1, \"fingerprint\": \"" MODEL_A
         "\", \"dtype\": \"bf16\", \"layers\": 1, \"heads\": 1, \"k_dim\": 8, \"v_dim\": 8, \"rope\": {\"style\": "
         "\"half\", "
         "\"width\": 8, \"base\": 10000.0, \"scaling\": \"dynamic\"}}",
         "{\"folder\": \"/nowhere/at/all\", \"rank\": 0, \"world\": 1, \"budget\": 1, \"threads\": 1, \"fingerprint\": "
-        "\"" KEY_A "\", \"dtype\": \"bf16\", \"layers\": 1, \"heads\": 1, \"k_dim\": 8, \"v_dim\": 8, \"rope\": null}",
+        "\"" MODEL_A
+        "\", \"dtype\": \"bf16\", \"layers\": 1, \"heads\": 1, \"k_dim\": 8, \"v_dim\": 8, \"rope\": null}",
     };
     char text[IS_CONNECTOR_TEXT];
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {

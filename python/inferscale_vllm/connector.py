@@ -1,10 +1,10 @@
 """The connector: what vLLM's scheduler and workers call, handed on to the C library.
 
 A request says in kv_transfer_params["inferscale"] what it wants:
-  inject: {"keys": "<32 hexadecimal digits a chunk, one behind the other>", "lengths": [tokens of each chunk]}
+  inject: {"keys": "<16 hexadecimal digits a chunk, one behind the other>", "lengths": [tokens of each chunk]}
           the prompt begins with these chunks; it needs a cache_salt of its own scope and chunks
-  encode: {"key": "<32 digits>", "begin": first token, "tokens": how many, "recipe": "primed:8"}
-          keep these tokens' KV as a chunk
+  encode: {"key": "<16 digits>", "begin": first token, "tokens": how many, "recipe": "primed:8"}
+          keep these tokens' KV as a chunk, in the folder that was made for it
 
 The scheduler's side counts how many tokens can be injected; only whole blocks are, and at least one token is always
 left to compute. The worker's side has one call in C for all layers of a request. A chunk that is missing, broken, of
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.inferscale")
 
-KEY_DIGITS = 32
+KEY_DIGITS = 16
 
 
 @dataclass

@@ -17,16 +17,17 @@
 #include "../kv/paged.h"
 #include "../store/store_internal.h" /* the host tier */
 
-#define MAX_THREADS  16
-#define MAX_CHUNKS   4096
-#define NAME_BYTES   64
-#define LARGEST_FILE ((off_t)1 << 40)
+#define MAX_THREADS       16
+#define MAX_CHUNKS        4096
+#define NAME_BYTES        64
+#define FINGERPRINT_BYTES 16
+#define LARGEST_FILE      ((off_t)1 << 40)
 
 struct is_connector {
     char *folder;
     int folder_fd;
     uint32_t rank, world, threads;
-    uint8_t fingerprint[16];
+    uint8_t fingerprint[FINGERPRINT_BYTES];
     is_layout layout;
     is_paged_cache caches[IS_MAX_LAYERS];
     is_paged_order orders[IS_MAX_LAYERS];
@@ -41,29 +42,36 @@ static int done(is_status status, const is_error *err, char *text)
 
 /* ------------------------------------------------------------ names */
 
+static bool has_digits(const char *text, size_t n)
+{
+    return strspn(text, "0123456789abcdef") >= n;
+}
+
 static bool is_key(const char *key)
 {
-    return strspn(key, "0123456789abcdef") >= IS_CONNECTOR_KEY;
+    return has_digits(key, IS_CONNECTOR_KEY);
 }
 
 static void name_of(const char *key, uint32_t rank, uint32_t world, char out[NAME_BYTES])
 {
-    (void)snprintf(out, NAME_BYTES, "%.2s/%.*s.%uof%u", key, IS_CONNECTOR_KEY, key, rank, world);
+    (void)snprintf(out, NAME_BYTES, "%.2s/%.*s.parts/%uof%u", key + 2, IS_CONNECTOR_KEY, key, rank, world);
 }
 
-static void bytes_of(const char *digits, uint8_t out[16])
+static void bytes_of(const char *digits, uint8_t *out, size_t n)
 {
-    for (int i = 0; i < 16; i++) {
+    for (size_t i = 0; i < n; i++) {
         char two[3] = {digits[2 * i], digits[2 * i + 1], '\0'};
         out[i] = (uint8_t)strtoul(two, NULL, 16);
     }
 }
 
-/* The tier finds chunks by number; the whole key is compared there too. */
-static int64_t number_of(const uint8_t key[16])
+/* The tier finds chunks by number, the low 63 bits of the key; the whole key is compared there too. */
+static int64_t number_of(const char *key, uint8_t bytes[IS_KEY_BYTES])
 {
-    uint64_t number;
-    memcpy(&number, key, sizeof number);
+    uint64_t number = 0;
+    memset(bytes, 0, IS_KEY_BYTES);
+    bytes_of(key, bytes, IS_CONNECTOR_KEY / 2);
+    for (int i = 0; i < IS_CONNECTOR_KEY / 2; i++) number = number << 8 | bytes[i];
     return (int64_t)(number & INT64_MAX);
 }
 
@@ -122,7 +130,7 @@ static is_status read_config(is_connector *c, json_t *config, uint64_t *budget, 
                        &k_dim, "v_dim", &v_dim, "rope", &rope) != 0)
         return is_fail(err, IS_EINVAL, "the connector's settings are not what they must be: %s", why.text);
     if (rank < 0 || rank >= world || bytes < 0 || layers < 1 || layers > IS_MAX_LAYERS || heads < 1 || k_dim < 1 ||
-        v_dim < 0 || !is_key(fingerprint))
+        v_dim < 0 || !has_digits(fingerprint, 2 * FINGERPRINT_BYTES))
         return is_fail(err, IS_EINVAL, "the connector's settings have a number or a fingerprint out of range");
     c->folder = strdup(folder);
     if (c->folder == NULL) return is_fail(err, IS_ENOMEM, "no memory for the connector");
@@ -130,7 +138,7 @@ static is_status read_config(is_connector *c, json_t *config, uint64_t *budget, 
     c->world = (uint32_t)world;
     c->threads = threads < 1 ? 1 : threads > MAX_THREADS ? MAX_THREADS : (uint32_t)threads;
     *budget = (uint64_t)bytes;
-    bytes_of(fingerprint, c->fingerprint);
+    bytes_of(fingerprint, c->fingerprint, FINGERPRINT_BYTES);
     c->layout.dtype = strcmp(dtype, "bf16") == 0 ? IS_BF16 : IS_F16;
     if (strcmp(dtype, "bf16") != 0 && strcmp(dtype, "f16") != 0)
         return is_fail(err, IS_EUNSUPPORTED, "a cache of %s is not supported yet; use bfloat16 or float16", dtype);
@@ -250,23 +258,27 @@ static is_status load_file(const is_connector *c, const char *name, void **bytes
     return status;
 }
 
-static is_status write_file(const is_connector *c, const char *name, const uint8_t *bytes, size_t size, is_error *err)
+static is_status write_file(const is_connector *c, const char *key, const uint8_t *bytes, size_t size, is_error *err)
 {
-    char folder[3] = {name[0], name[1], '\0'}, temporary[NAME_BYTES + 16];
-    (void)snprintf(temporary, sizeof temporary, "%s.%d.tmp", name, (int)getpid());
-    bool made = mkdirat(c->folder_fd, folder, 0700) == 0;
-    int error = is_file_write(c->folder_fd, temporary, O_TRUNC, bytes, size);
-    if (error == 0 && renameat(c->folder_fd, temporary, c->folder_fd, name) != 0) error = errno;
-    int parent = error == 0 ? openat(c->folder_fd, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-    if (parent >= 0) {
-        (void)fsync(parent);
-        (void)close(parent);
-    }
-    if (made) (void)fsync(c->folder_fd);
+    char folder[NAME_BYTES], temporary[NAME_BYTES + 16];
+    name_of(key, c->rank, c->world, folder);
+    char *part = strrchr(folder, '/');
+    *part++ = '\0';
+    (void)snprintf(temporary, sizeof temporary, "%s.%d.tmp", part, (int)getpid());
+    int fd = openat(c->folder_fd, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int error = fd < 0 ? errno : is_file_write(fd, temporary, O_TRUNC, bytes, size);
+    if (error == 0 && renameat(fd, temporary, fd, part) != 0) error = errno;
+    if (error == 0 && fsync(fd) != 0) error = errno;
+    if (error != 0 && fd >= 0) (void)unlinkat(fd, temporary, 0);
+    if (fd >= 0) (void)close(fd);
     if (error == 0) return IS_OK;
-    (void)unlinkat(c->folder_fd, temporary, 0);
-    return is_fail(err, IS_EIO, "cannot write chunk %s/%s: %s; check the disk's space and health", c->folder, name,
-                   strerror(error));
+    if (error == ENOENT) /* also when it goes while it is being written into */
+        return is_fail(
+            err, IS_ENOTFOUND,
+            "chunk %.*s has no folder: it was forgotten meanwhile, or whoever asked for it did not make %s/%s",
+            IS_CONNECTOR_KEY, key, c->folder, folder);
+    return is_fail(err, IS_EIO, "cannot write chunk %s/%s/%s: %s; check the disk's space and health", c->folder, folder,
+                   part, strerror(error));
 }
 
 uint32_t is_connector_ready(const char *folder, uint32_t world, const char *keys, uint32_t n)
@@ -301,12 +313,11 @@ typedef struct held {
 static is_status pin(const is_connector *c, const char *key, is_pin **out, is_error *err)
 {
     char name[NAME_BYTES];
-    uint8_t bytes_of_key[16];
+    uint8_t bytes_of_key[IS_KEY_BYTES];
     *out = NULL;
     if (!is_key(key)) return is_fail(err, IS_EINVAL, "a key has characters that are no lower-case hexadecimal digits");
     name_of(key, c->rank, c->world, name);
-    bytes_of(key, bytes_of_key);
-    is_want want = {.fact = number_of(bytes_of_key)};
+    is_want want = {.fact = number_of(key, bytes_of_key)};
     if (faccessat(c->folder_fd, name, R_OK, 0) != 0) {
         is_tier_drop(c->tier, want.fact);
         return is_fail(err, IS_ENOTFOUND, "chunk %s is not there: %s", name, strerror(errno));
@@ -446,20 +457,18 @@ int is_connector_store(is_connector *c, const char *key, const char *recipe, con
     is_hash128((is_span[]){{tokens, begin * sizeof *tokens}}, 1, info.context);
     (void)snprintf(info.recipe, sizeof info.recipe, "%s", recipe);
     is_chunk chunk;
-    char name[NAME_BYTES];
-    name_of(key, c->rank, c->world, name);
     is_status status = is_chunk_begin(bytes, size, &c->layout, &info, tokens + begin, &err);
     if (status == IS_OK)
         status = is_paged_read(&c->layout, c->caches, blocks, n_blocks, begin, n, 0, c->layout.n_layers, bytes, &err);
     if (status == IS_OK) is_chunk_seal(bytes);
     if (status == IS_OK)
         status = is_chunk_open(&chunk, bytes, size, IS_CHUNK_CHECK_PAYLOAD, &err); /* NaN or infinite */
-    if (status == IS_OK) status = write_file(c, name, bytes, size, &err);
+    if (status == IS_OK) status = write_file(c, key, bytes, size, &err);
     if (status == IS_OK) {
-        uint8_t number[16];
-        bytes_of(key, number);
-        is_tier_drop(c->tier, number_of(number)); /* made anew */
-        is_tier_insert(c->tier, 0, number_of(number), number, bytes, &chunk);
+        uint8_t bytes_of_key[IS_KEY_BYTES];
+        int64_t number = number_of(key, bytes_of_key);
+        is_tier_drop(c->tier, number); /* made anew */
+        is_tier_insert(c->tier, 0, number, bytes_of_key, bytes, &chunk);
     } else {
         free(bytes);
     }

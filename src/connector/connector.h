@@ -2,9 +2,11 @@
  * What a connector inside another engine calls: chunks from a shared folder into that engine's paged cache, and out of
  * it.  This is the whole interface of libinferscale-connector.so; python/inferscale_vllm calls it through ctypes.
  *
- * A chunk is known by a key of 32 hexadecimal digits, which whoever plans the prompts chooses.  Its file is
- * FOLDER/ab/KEY.RofW: what rank R of W tensor-parallel ranks keeps of it, its own heads.  A chunk is ready when all
- * W files are there.  Files appear under their names whole, by rename, and never change.
+ * A chunk is known by a key of 16 hexadecimal digits, which whoever plans the prompts chooses.  Its files are
+ * FOLDER/23/KEY.parts/RofW: what rank R of W tensor-parallel ranks keeps of it, its own heads; 23 are the key's digits
+ * 2 and 3, counted from 0.  A chunk is ready when all W files are there.  Files appear under their names whole, by
+ * rename, and never change.  Whoever plans makes the folder KEY.parts before asking for the chunk, and removes it to
+ * forget the chunk: a part is written only into a folder that is there, so one that comes late is not kept.
  *
  * Functions return is_status as an int, IS_OK is 0; `text` [IS_CONNECTOR_TEXT] then says what is wrong and how to mend
  * it.  A connector is used by one thread at a time.
@@ -14,7 +16,7 @@
 
 #include <stdint.h>
 
-#define IS_CONNECTOR_KEY  32 /* digits of a key; keys in a row follow one another without anything between */
+#define IS_CONNECTOR_KEY  16 /* digits of a key; keys in a row follow one another without anything between */
 #define IS_CONNECTOR_TEXT 1024
 
 /* Nothing else is exported. */
@@ -56,7 +58,8 @@ int is_connector_load(is_connector *connector, const char *keys, const uint32_t 
                       const int32_t *tokens, uint32_t n_tokens, const uint32_t *blocks, uint32_t n_blocks,
                       uint32_t begin, uint32_t end, uint32_t *loaded, char *text);
 
-/* Keeps tokens [begin, begin + n) of a sequence as the chunk `key`; recipe is written into it. */
+/* Keeps tokens [begin, begin + n) of a sequence as the chunk `key`, into the folder that was made for it; recipe is
+ * written into the chunk. */
 int is_connector_store(is_connector *connector, const char *key, const char *recipe, const int32_t *tokens,
                        uint32_t begin, uint32_t n, const uint32_t *blocks, uint32_t n_blocks, char *text);
 

@@ -94,14 +94,20 @@ class Server:
 
     def encode(self, tokens, begin=0, recipe="isolated", end=None, http=None):
         """A chunk of the tokens from `begin` to `end`."""
-        key, n = secrets.token_hex(16), (end or len(tokens)) - begin
+        key, n = self.new_key(), (end or len(tokens)) - begin
         wish = {"encode": {"key": key, "begin": begin, "tokens": n, "recipe": recipe}}
         self.complete(tokens, salt="encode", wish=wish, n=1, http=http)
         assert all(self.file(key, rank).exists() for rank in range(self.ranks)), self.output()[-3000:]
         return key, n
 
+    def new_key(self):
+        """A chunk's name, and its folder."""
+        key = secrets.token_hex(8)
+        self.file(key).parent.mkdir(parents=True)
+        return key
+
     def file(self, key, rank=0):
-        return pathlib.Path(self.folder) / key[:2] / f"{key}.{rank}of{self.ranks}"
+        return pathlib.Path(self.folder) / key[2:4] / f"{key}.parts" / f"{rank}of{self.ranks}"
 
 
 class Answer:

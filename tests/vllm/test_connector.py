@@ -129,8 +129,7 @@ def test_local_prefix_and_injection(server, prompts, encoded):
 
 def copy_of(server, chunk, change):
     """The chunk under a key that no worker has in memory, its bytes changed."""
-    key, n = secrets.token_hex(16), chunk[1]
-    server.file(key).parent.mkdir(exist_ok=True)
+    key, n = server.new_key(), chunk[1]
     server.file(key).write_bytes(change(server.file(chunk[0]).read_bytes()))
     return key, n
 
@@ -174,7 +173,7 @@ def test_what_cannot_be_injected_is_computed(server, prompts, fault):
         other = server.encode(memory(prompts, 4), 0)
         wish = inject((other[0], half), second)
     elif fault == "no key":
-        wish = inject(("f" * 32, len(front)))
+        wish = inject(("f" * 16, len(front)))
     elif fault == "no salt":
         salt = None
     elif fault == "no sense":
@@ -186,6 +185,14 @@ def test_what_cannot_be_injected_is_computed(server, prompts, fault):
     assert FAULTS[fault] in server.output()[before:]
     assert got.tokens[0] == right.tokens[0]
     assert max(abs(p - right.steps[0][t]) for t, p in got.steps[0].items() if t in right.steps[0]) < 0.5
+
+
+def test_a_forgotten_chunk_is_not_kept(server, prompts):
+    """Its folder is gone when the worker comes to write it."""
+    key = secrets.token_hex(8)
+    server.complete(prompts.header, wish={"encode": {"key": key, "begin": 0, "tokens": 8, "recipe": "isolated"}}, n=1)
+    assert f"chunk {key} is not made: chunk {key} has no folder" in server.output()
+    assert not server.file(key).parent.exists()
 
 
 def test_a_chunk_of_another_model_is_not_injected(server, prompts):
