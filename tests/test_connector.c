@@ -254,6 +254,29 @@ static void what_is_not_right_is_not_loaded(void **state)
     close_bench(b);
 }
 
+/* Told by a file that cannot be loaded under the name of one that is in memory. */
+static void a_forgotten_chunk_leaves_memory(void **state)
+{
+    (void)state;
+    bench *b = open_bench();
+    char path[128];
+    store(b, KEY_A, 0, 40);
+    store(b, KEY_B, 40, 30);
+    path_of(b, KEY_B, path);
+    (void)sleep(5); /* longer than from look to look */
+    assert_int_equal(truncate(path, 0), 0);
+    assert_int_equal(load(b, 0, 70, ""), 70); /* what is there stays in memory */
+    forget(b, KEY_B);
+    (void)sleep(5);
+    make_folder(b, KEY_B);
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(close(fd), 0);
+    assert_int_equal(load(b, 0, 70, "not of a chunk's size"), 40);
+    assert_equal_tokens(b, 0, 40);
+    close_bench(b);
+}
+
 static void what_cannot_be_kept_is_refused(void **state)
 {
     (void)state;
@@ -320,8 +343,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_was_stored_comes_back),      cmocka_unit_test(moved_rows_are_rotated),
-        cmocka_unit_test(what_is_not_right_is_not_loaded), cmocka_unit_test(what_cannot_be_kept_is_refused),
-        cmocka_unit_test(settings_that_are_none),
+        cmocka_unit_test(what_is_not_right_is_not_loaded), cmocka_unit_test(a_forgotten_chunk_leaves_memory),
+        cmocka_unit_test(what_cannot_be_kept_is_refused),  cmocka_unit_test(settings_that_are_none),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,10 +6,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../common/file.h"
@@ -22,6 +24,7 @@
 #define NAME_BYTES        64
 #define FINGERPRINT_BYTES 16
 #define LARGEST_FILE      ((off_t)1 << 40)
+#define LOOK_SECONDS      2 /* between looks for forgotten chunks */
 
 struct is_connector {
     char *folder;
@@ -32,6 +35,10 @@ struct is_connector {
     is_paged_cache caches[IS_MAX_LAYERS];
     is_paged_order orders[IS_MAX_LAYERS];
     is_tier *tier;
+    pthread_t looker;
+    pthread_mutex_t mutex; /* of ends */
+    pthread_cond_t ending;
+    bool looks, ends;
 };
 
 static int done(is_status status, const is_error *err, char *text)
@@ -73,6 +80,78 @@ static int64_t number_of(const char *key, uint8_t bytes[IS_KEY_BYTES])
     bytes_of(key, bytes, IS_CONNECTOR_KEY / 2);
     for (int i = 0; i < IS_CONNECTOR_KEY / 2; i++) number = number << 8 | bytes[i];
     return (int64_t)(number & INT64_MAX);
+}
+
+static void key_of(const uint8_t bytes[IS_KEY_BYTES], char out[IS_CONNECTOR_KEY + 1])
+{
+    for (size_t i = 0; i < IS_CONNECTOR_KEY / 2; i++) (void)snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+}
+
+/* ------------------------------------------------------------ forgotten chunks */
+
+static void drop_forgotten(const is_connector *c)
+{
+    is_listed *held;
+    size_t n;
+    if (is_tier_list(c->tier, &held, &n, NULL) != IS_OK) return; /* the next look is soon */
+    for (size_t i = 0; i < n; i++) {
+        char key[IS_CONNECTOR_KEY + 1], name[NAME_BYTES];
+        key_of(held[i].key, key);
+        name_of(key, c->rank, c->world, name);
+        if (faccessat(c->folder_fd, name, R_OK, 0) != 0) is_tier_drop(c->tier, held[i].fact);
+    }
+    free(held);
+}
+
+/* False: the connector is being closed. */
+static bool wait_to_look(is_connector *c)
+{
+    struct timespec until;
+    (void)clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += LOOK_SECONDS;
+    int error = 0;
+    (void)pthread_mutex_lock(&c->mutex);
+    while (!c->ends && error == 0) error = pthread_cond_timedwait(&c->ending, &c->mutex, &until);
+    bool ends = c->ends;
+    (void)pthread_mutex_unlock(&c->mutex);
+    return !ends;
+}
+
+static void *look(void *arg)
+{
+    is_connector *c = arg;
+    while (wait_to_look(c)) drop_forgotten(c);
+    return NULL;
+}
+
+/* The thread takes no signals, which are the engine's. */
+static is_status start_looking(is_connector *c, is_error *err)
+{
+    pthread_condattr_t clock;
+    sigset_t all, before;
+    (void)pthread_condattr_init(&clock);
+    (void)pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    (void)pthread_mutex_init(&c->mutex, NULL);
+    (void)pthread_cond_init(&c->ending, &clock);
+    (void)pthread_condattr_destroy(&clock);
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&c->looker, NULL, look, c);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    c->looks = error == 0;
+    return c->looks ? IS_OK : is_fail(err, IS_ENOMEM, "cannot start the connector's thread: %s", strerror(error));
+}
+
+static void stop_looking(is_connector *c)
+{
+    if (!c->looks) return;
+    (void)pthread_mutex_lock(&c->mutex);
+    c->ends = true;
+    (void)pthread_cond_signal(&c->ending);
+    (void)pthread_mutex_unlock(&c->mutex);
+    (void)pthread_join(c->looker, NULL);
+    (void)pthread_cond_destroy(&c->ending);
+    (void)pthread_mutex_destroy(&c->mutex);
 }
 
 /* ------------------------------------------------------------ opening */
@@ -188,6 +267,7 @@ int is_connector_open(const char *config, is_connector **out, char *text)
     if (status == IS_OK) mix_layout(c);
     if (status == IS_OK) status = open_folder(c, &err);
     if (status == IS_OK) status = is_tier_open(budget, &c->tier, &err);
+    if (status == IS_OK) status = start_looking(c, &err);
     if (status != IS_OK)
         is_connector_close(c);
     else
@@ -198,6 +278,7 @@ int is_connector_open(const char *config, is_connector **out, char *text)
 void is_connector_close(is_connector *connector)
 {
     if (connector == NULL) return;
+    stop_looking(connector);
     is_tier_close(connector->tier);
     for (uint32_t l = 0; l < IS_MAX_LAYERS; l++) is_paged_order_free(&connector->orders[l]);
     if (connector->folder_fd >= 0) (void)close(connector->folder_fd);

@@ -6,10 +6,11 @@
  * FOLDER/23/KEY.parts/RofW: what rank R of W tensor-parallel ranks keeps of it, its own heads; 23 are the key's digits
  * 2 and 3, counted from 0.  A chunk is ready when all W files are there.  Files appear under their names whole, by
  * rename, and never change.  Whoever plans makes the folder KEY.parts before asking for the chunk, and removes it to
- * forget the chunk: a part is written only into a folder that is there, so one that comes late is not kept.
+ * forget the chunk: a part is written only into a folder that is there, so one that comes late is not kept, and what is
+ * in memory of a chunk whose part is gone is wiped within some seconds.
  *
  * Functions return is_status as an int, IS_OK is 0; `text` [IS_CONNECTOR_TEXT] then says what is wrong and how to mend
- * it.  A connector is used by one thread at a time.
+ * it.  A connector is used by one thread at a time, beside its own.
  */
 #ifndef IS_CONNECTOR_H
 #define IS_CONNECTOR_H

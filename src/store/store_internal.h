@@ -241,8 +241,16 @@ void is_tier_unpin(is_tier *tier, is_pin *pin, bool cold); /* cold: the first to
 /* Keeps a chunk that was just stored, when it fits; takes the bytes over in any case. */
 void is_tier_insert(is_tier *tier, int64_t scope, int64_t fact, const uint8_t key[IS_KEY_BYTES], void *bytes,
                     const is_chunk *chunk);
-/* The chunk of this fact is out of use. */
+/* The chunk of this fact is out of use.  Its bytes are wiped when they go. */
 void is_tier_drop(is_tier *tier, int64_t fact);
+
+typedef struct is_listed {
+    int64_t fact;
+    uint8_t key[IS_KEY_BYTES];
+} is_listed;
+
+/* What is in memory; the caller frees it. */
+is_status is_tier_list(is_tier *tier, is_listed **out, size_t *n, is_error *err);
 bool is_tier_holds(is_tier *tier, int64_t scope, int64_t fact, const uint8_t key[IS_KEY_BYTES]);
 /* Whether a chunk of this size fits without an eviction. */
 bool is_tier_fits(is_tier *tier, size_t size);

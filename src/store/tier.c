@@ -5,7 +5,8 @@
  * asked for.  An entry begins as an announced load, which keeps others from reading the same file, and becomes ready
  * when its bytes have been read and checked.  Ready entries that nobody has pinned stand in a list by last use, and the
  * oldest go when room is needed.  Pinned entries are in no list: they are neither moved nor freed.  An entry that is
- * dropped leaves the table at once, so it is not found again, and its memory goes with the last pin.
+ * dropped leaves the table at once, so it is not found again, and its memory goes with the last pin, wiped: what is
+ * dropped may have been forgotten.  What is evicted is not wiped, since that takes longer than all the rest of it.
  */
 #include "store_internal.h"
 
@@ -21,6 +22,7 @@ struct is_pin {
     uint32_t pins; /* of a ready entry */
     bool loading;
     bool dropped; /* not in the table any more */
+    bool wipe;
     is_pin *chain;
     is_pin *newer, *older; /* ready and unpinned */
 };
@@ -132,6 +134,7 @@ static void release(is_tier *tier, is_pin *e)
 {
     if (!e->loading) tier->n_ready--;
     tier->used -= e->cost;
+    if (e->wipe && e->bytes != NULL) explicit_bzero(e->bytes, e->chunk.size);
     free(e->bytes);
     free(e);
 }
@@ -249,8 +252,8 @@ bool is_tier_finish(is_tier *tier, is_pin *pin, void *bytes, const is_chunk *chu
     (void)pthread_mutex_lock(&tier->mutex);
     bool usable = bytes != NULL && !pin->dropped;
     pin->bytes = bytes;
+    if (bytes != NULL) pin->chunk = *chunk;
     if (usable) {
-        pin->chunk = *chunk;
         pin->loading = false;
         pin->pins = 1;
         tier->n_ready++;
@@ -308,6 +311,7 @@ void is_tier_drop(is_tier *tier, int64_t fact)
     is_pin *e = find(tier, fact);
     if (e != NULL) {
         take_out(tier, e);
+        e->wipe = true;
         if (!e->loading && e->pins == 0) {
             list_out(tier, e);
             release(tier, e);
@@ -317,6 +321,21 @@ void is_tier_drop(is_tier *tier, int64_t fact)
 }
 
 /* ------------------------------------------------------------ looking */
+
+is_status is_tier_list(is_tier *tier, is_listed **out, size_t *n, is_error *err)
+{
+    *n = 0;
+    (void)pthread_mutex_lock(&tier->mutex);
+    *out = malloc((tier->n_ready + 1) * sizeof **out);
+    for (size_t i = 0; i < tier->n_buckets && *out != NULL; i++)
+        for (const is_pin *e = tier->buckets[i]; e != NULL; e = e->chain) {
+            if (e->loading) continue;
+            (*out)[*n].fact = e->fact;
+            memcpy((*out)[(*n)++].key, e->key, IS_KEY_BYTES);
+        }
+    (void)pthread_mutex_unlock(&tier->mutex);
+    return *out != NULL ? IS_OK : is_fail(err, IS_ENOMEM, "out of memory for a list of the host tier");
+}
 
 bool is_tier_holds(is_tier *tier, int64_t scope, int64_t fact, const uint8_t key[IS_KEY_BYTES])
 {
