@@ -5,6 +5,8 @@ A request says in kv_transfer_params["inferscale"] what it wants:
           the prompt begins with these chunks; it needs a cache_salt of its own scope and chunks
   encode: {"key": "<16 digits>", "begin": first token, "tokens": how many, "recipe": "primed:8"}
           keep these tokens' KV as a chunk, in the folder that was made for it
+  describe: true
+          the response's kv_transfer_params say what a planner of prompts must know, see describe.py
 
 The scheduler's side counts how many tokens can be injected; only whole blocks are, and at least one token is always
 left to compute. The worker's side has one call in C for all layers of a request. A chunk that is missing, broken, of
@@ -16,9 +18,12 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1, KVConnectorHandshakeMetadata, KVConnectorMetadata,
+                                                               KVConnectorRole)
 from vllm.logger import init_logger
+from vllm.tokenizers import cached_tokenizer_from_config
 
+from .describe import describe
 from .library import Library
 
 if TYPE_CHECKING:
@@ -65,6 +70,14 @@ class Metadata(KVConnectorMetadata):
     stores: list[Store] = field(default_factory=list)
 
 
+@dataclass
+class Handshake(KVConnectorHandshakeMetadata):
+    """What a worker tells the scheduler at start."""
+
+    fingerprint: str
+    why_not: str
+
+
 class Wish:
     """What a request's kv_transfer_params say, read once."""
 
@@ -75,6 +88,7 @@ class Wish:
         self.keys, self.lengths, self.encode = b"", array("I"), None
         self.computed = 0  # tokens that the engine itself had when it last asked
         self.stored = False
+        self.describe = bool(wish.get("describe"))
         if inject:
             self.keys, self.lengths = inject["keys"].encode(), array("I", inject["lengths"])
             if len(self.keys) != KEY_DIGITS * len(self.lengths) or sum(self.lengths) > len(self.tokens):
@@ -98,6 +112,7 @@ class InferScaleConnector(KVConnectorBase_V1):
         self._world = vllm_config.parallel_config.tensor_parallel_size
         self._meta = Metadata()
         self._wishes: dict[str, Wish | None] = {}
+        self._handshakes: list[Handshake] = []
         self._worker = None
         self._failed_blocks: set[int] = set()
 
@@ -157,8 +172,18 @@ class InferScaleConnector(KVConnectorBase_V1):
         return meta
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        self._wishes.pop(request.request_id, None)
-        return False, None
+        wish = self._wishes.pop(request.request_id, None)
+        if wish is None or not wish.describe:
+            return False, None
+        told = describe(self._handshakes, self._world, self._block_size, lambda: cached_tokenizer_from_config(self._vllm_config.model_config))
+        return False, {"inferscale": told}
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
+        self._handshakes = list(metadata.values())
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]) -> None:
+        """vLLM's own refuses to start with stages of a pipeline; their workers say that injection is off."""
+        self._handshakes = list(metadata.values())
 
     # ---- a worker's side
 
@@ -166,6 +191,9 @@ class InferScaleConnector(KVConnectorBase_V1):
         from .worker import Worker
 
         self._worker = Worker(self._vllm_config, self._kv_transfer_config, self._library, kv_caches)
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        return Handshake(self._worker.fingerprint, self._worker.why_not) if self._worker is not None else None
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         if not self.has_connector_metadata():

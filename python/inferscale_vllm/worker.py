@@ -71,15 +71,19 @@ def engine_rope():
 class Worker:
     def __init__(self, vllm_config, transfer_config, library, kv_caches):
         self._handle = None
-        self._why_not = ""
+        self.fingerprint = fingerprint(vllm_config.model_config)
+        self.why_not = ""
         try:
             self._open(vllm_config, transfer_config, library, kv_caches)
         except (Unsupported, RuntimeError) as error:
             self.close()
-            self._why_not = f"injection is off: {error}"
-            logger.error("%s; every prompt is computed", self._why_not)
+            self.why_not = f"injection is off: {error}"
+            logger.error("%s; every prompt is computed", self.why_not)
 
     def _open(self, vllm_config, transfer_config, library, kv_caches):
+        parallel = vllm_config.parallel_config
+        if parallel.pipeline_parallel_size * parallel.prefill_context_parallel_size * parallel.decode_context_parallel_size != 1:
+            raise Unsupported("a model that is divided otherwise than by heads")
         names = sorted(kv_caches, key=extract_layer_index)
         shapes = {(tuple(kv_caches[n].shape), kv_caches[n].dtype) for n in names}
         if len(shapes) != 1:
@@ -93,9 +97,9 @@ class Worker:
         module = engine_rope()
         extra = transfer_config.get_from_extra_config
         config = {
-            "folder": extra("folder", ""), "rank": get_tensor_model_parallel_rank(), "world": vllm_config.parallel_config.tensor_parallel_size,
+            "folder": extra("folder", ""), "rank": get_tensor_model_parallel_rank(), "world": parallel.tensor_parallel_size,
             "budget": int(extra("budget", 4 << 30)), "threads": int(extra("threads", len(os.sched_getaffinity(0)))),
-            "fingerprint": fingerprint(vllm_config.model_config), "dtype": DTYPES[dtype], "layers": len(names), "heads": heads,
+            "fingerprint": self.fingerprint, "dtype": DTYPES[dtype], "layers": len(names), "heads": heads,
             "k_dim": both // 2, "v_dim": both // 2, "rope": rope_of(vllm_config.model_config.hf_text_config, both // 2, module.is_neox_style),
         }
         self._handle = library.open(json.dumps(config))
@@ -151,7 +155,7 @@ class Worker:
 
     def load(self, load) -> tuple[int, str]:
         if self._handle is None:
-            return load.begin, self._why_not
+            return load.begin, self.why_not
         try:
             return self._handle.load(load.keys, load.lengths, load.tokens, load.blocks, load.begin, load.end)
         except RuntimeError as error:
@@ -159,7 +163,7 @@ class Worker:
 
     def store(self, store) -> None:
         if self._handle is None:
-            logger.error("no chunk is made: %s", self._why_not)
+            logger.error("no chunk is made: %s", self.why_not)
             return
         try:
             self._handle.store(store.key, store.recipe, store.tokens, store.begin, store.n, store.blocks)

@@ -92,6 +92,12 @@ class Server:
         details = reply.json()["usage"].get("prompt_tokens_details") or {}
         return Answer(choice["logprobs"], details.get("cached_tokens") or 0)
 
+    def describe(self):
+        body = {"model": "model", "prompt": [1], "max_tokens": 1, "kv_transfer_params": {"inferscale": {"describe": True}}}
+        reply = self.http.post(self.url + "/v1/completions", json=body, timeout=PATIENCE)
+        assert reply.status_code == 200, reply.text
+        return reply.json()["kv_transfer_params"]["inferscale"]
+
     def encode(self, tokens, begin=0, recipe="isolated", end=None, http=None):
         """A chunk of the tokens from `begin` to `end`."""
         key, n = self.new_key(), (end or len(tokens)) - begin

@@ -1,14 +1,20 @@
 """The connector in a vLLM server: what is injected is what vLLM itself would have had there, or is computed instead."""
 
+import re
 import secrets
+import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 import requests
 import torch
 import transformers
 
-from common import MODEL, Server, fresh_salt, inject, whole_blocks
+from common import BLOCK, MODEL, ROOT, Server, fresh_salt, inject, whole_blocks
+
+sys.path.insert(0, str(ROOT / "python/inferscale_vllm"))  # without the package, which needs vLLM
+from describe import describe
 
 QUESTION = "Where does Elke live?"
 
@@ -203,7 +209,56 @@ def test_a_chunk_of_another_model_is_not_injected(server, prompts):
         right = other.complete(front + tail, salt=fresh_salt())
         got = other.complete(front + tail, salt=fresh_salt(), wish=inject(chunk))
         assert "another model's" in other.output()
+        assert other.describe()["fingerprint"] != server.describe()["fingerprint"]
         assert got.tokens[0] == right.tokens[0]
+
+
+def test_what_a_planner_must_know(server, prompts):
+    told = server.describe()
+    assert re.fullmatch("[0-9a-f]{32}", told.pop("fingerprint"))
+    control, marks = told.pop("control_tokens"), told.pop("marks")
+    assert told == {"version": 1, "ranks": 1, "block_size": BLOCK, "why_not": ""}
+    assert control == {token.content: number for number, token in prompts.tokenizer.added_tokens_decoder.items()}
+    assert control["<|im_start|>"] == 1 and len(control) == 17
+    assert marks == list(range(9, 17))  # <issue_comment> to <empty_output>
+    for mark in marks:
+        assert prompts.encode(f" a{prompts.decode([mark])} b ") == [*prompts.encode(" a"), mark, *prompts.encode(" b ")]
+
+
+def test_a_server_that_cannot_inject_says_why(prompts):
+    with Server(folder="/dev/null/chunks") as other:
+        assert "cannot open the folder of chunks /dev/null/chunks" in other.describe()["why_not"]
+        assert other.complete(prompts.header, salt=fresh_salt(), wish=inject(("f" * 16, len(prompts.header)))).cached == 0
+
+
+class Tokens:
+    """A tokenizer with these control tokens, by number; the first two are its ends."""
+
+    def __init__(self, tokens, template, **named):
+        self.added_tokens_decoder = {number: transformers.AddedToken(text, special=True, lstrip=text.startswith(" ")) for number, text in tokens.items()}
+        self.chat_template = template
+        self.all_special_tokens, self.all_special_ids = ["[more]"], [99]
+        self.bos_token_id, self.eos_token_id = sorted(tokens)[:2]
+        self.unk_token_id, self.pad_token_id = named.get("unk"), named.get("pad")
+
+
+def test_marks_of_other_tokenizers():
+    ends = {1: "<s>", 2: "</s>"}
+    worker = SimpleNamespace(fingerprint="a", why_not="")
+
+    def marks(tokenizer):
+        return describe([worker], 1, 32, lambda: tokenizer)["marks"]
+
+    assert marks(Tokens({**ends, 7: "<x>", 5: "<y>", 6: " <z>", 8: "<used>"}, "{{ '<used>' }}", pad=5)) == [7]
+    assert marks(Tokens({**ends, 3: "<unk>", 4: "<pad>"}, {"default": "<pad>", "tools": ""}, unk=3, pad=4)) == [3]
+    assert marks(Tokens(ends, None, unk=1, pad=2)) == []
+    assert marks(Tokens({**ends, **{i: f"<{i}>" for i in range(300, 200, -1)}}, "")) == list(range(293, 301))
+    assert marks(SimpleNamespace(all_special_tokens=["[INST]"], all_special_ids=[3])) == []
+    assert describe([worker], 1, 32, lambda: Tokens(ends, ""))["control_tokens"] == {"<s>": 1, "</s>": 2, "[more]": 99}
+    assert "cannot be used" in describe([worker], 1, 32, lambda: None)["why_not"]
+    off = SimpleNamespace(fingerprint="a", why_not="off")
+    assert describe([worker, off], 2, 32, lambda: Tokens(ends, ""))["why_not"] == "off"
+    assert "same model" in describe([worker, SimpleNamespace(fingerprint="b", why_not="")], 2, 32, lambda: Tokens(ends, ""))["why_not"]
 
 
 def test_sixteen_users_at_once(server, prompts):

@@ -13,6 +13,7 @@ def test_each_rank_has_its_part(prompts):
         injected = server.complete(front + tail, salt=fresh_salt(), wish=inject(chunk))
         assert injected.cached == own.cached == whole_blocks(len(front))
         assert injected.tokens == own.tokens and injected.steps == own.steps
+        assert server.describe()["ranks"] == 3
 
         server.file(chunk[0], 1).unlink()
         computed = server.complete(front + tail, salt=fresh_salt(), wish=inject(chunk))
