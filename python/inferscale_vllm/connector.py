@@ -25,6 +25,7 @@ from vllm.tokenizers import cached_tokenizer_from_config
 
 from .describe import describe
 from .library import Library
+from .stats import Metrics, Stats
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -115,6 +116,7 @@ class InferScaleConnector(KVConnectorBase_V1):
         self._handshakes: list[Handshake] = []
         self._worker = None
         self._failed_blocks: set[int] = set()
+        self._stats = Stats()
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config) -> bool:
@@ -201,11 +203,20 @@ class InferScaleConnector(KVConnectorBase_V1):
         for load in self._get_connector_metadata().loads:
             begun = time.perf_counter()
             loaded, why = self._worker.load(load)
+            seconds = time.perf_counter() - begun
             if loaded < load.end:
                 size = self._block_size
                 self._failed_blocks.update(load.blocks[loaded // size:-(-load.end // size)])
+                loaded = max(loaded // size * size, load.begin)
+                self._stats.add(failed_loads=1, failed_load_tokens=load.end - loaded)
                 logger.warning("request %s: tokens from %d on are computed: %s", load.request_id, loaded, why)
-            logger.debug("request %s: %d tokens injected in %.1f ms", load.request_id, loaded - load.begin, (time.perf_counter() - begun) * 1e3)
+            self._count_once(injected_tokens=loaded - load.begin, inject_seconds=seconds)
+            logger.debug("request %s: %d tokens injected in %.1f ms", load.request_id, loaded - load.begin, seconds * 1e3)
+
+    def _count_once(self, **counts) -> None:
+        """What all ranks do alike; what goes wrong is counted wherever it does."""
+        if self._worker.rank == 0:
+            self._stats.add(**counts)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         pass
@@ -215,11 +226,28 @@ class InferScaleConnector(KVConnectorBase_V1):
 
     def wait_for_save(self):
         for store in self._get_connector_metadata().stores:
-            self._worker.store(store)
+            if self._worker.store(store):
+                self._count_once(stored_chunks=1)
+            else:
+                self._stats.add(failed_stores=1)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         failed, self._failed_blocks = self._failed_blocks, set()
         return failed
+
+    def get_kv_connector_stats(self) -> Stats | None:
+        if self._stats.is_empty():
+            return None
+        stats, self._stats = self._stats, Stats()
+        return stats
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
+        return Stats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config, metric_types, labelnames, per_engine_labelvalues) -> Metrics:
+        return Metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self):
         if self._worker is not None:

@@ -71,6 +71,7 @@ def engine_rope():
 class Worker:
     def __init__(self, vllm_config, transfer_config, library, kv_caches):
         self._handle = None
+        self.rank = get_tensor_model_parallel_rank()
         self.fingerprint = fingerprint(vllm_config.model_config)
         self.why_not = ""
         try:
@@ -97,7 +98,7 @@ class Worker:
         module = engine_rope()
         extra = transfer_config.get_from_extra_config
         config = {
-            "folder": extra("folder", ""), "rank": get_tensor_model_parallel_rank(), "world": parallel.tensor_parallel_size,
+            "folder": extra("folder", ""), "rank": self.rank, "world": parallel.tensor_parallel_size,
             "budget": int(extra("budget", 4 << 30)), "threads": int(extra("threads", len(os.sched_getaffinity(0)))),
             "fingerprint": self.fingerprint, "dtype": DTYPES[dtype], "layers": len(names), "heads": heads,
             "k_dim": both // 2, "v_dim": both // 2, "rope": rope_of(vllm_config.model_config.hf_text_config, both // 2, module.is_neox_style),
@@ -161,14 +162,16 @@ class Worker:
         except RuntimeError as error:
             return load.begin, str(error)
 
-    def store(self, store) -> None:
+    def store(self, store) -> bool:
         if self._handle is None:
             logger.error("no chunk is made: %s", self.why_not)
-            return
+            return False
         try:
             self._handle.store(store.key, store.recipe, store.tokens, store.begin, store.n, store.blocks)
         except RuntimeError as error:
             logger.error("chunk %s is not made: %s", store.key.decode(), error)
+            return False
+        return True
 
     def close(self):
         if self._handle is not None:

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import secrets
 import shutil
 import signal
@@ -87,7 +88,7 @@ class Server:
         if wish is not None:
             body["kv_transfer_params"] = {"inferscale": wish}
         reply = (http or self.http).post(self.url + "/v1/completions", json=body, timeout=PATIENCE)
-        assert reply.status_code == 200, reply.text
+        assert reply.status_code == 200, reply.text + self.output()[-6000:]
         choice = reply.json()["choices"][0]
         details = reply.json()["usage"].get("prompt_tokens_details") or {}
         return Answer(choice["logprobs"], details.get("cached_tokens") or 0)
@@ -95,8 +96,13 @@ class Server:
     def describe(self):
         body = {"model": "model", "prompt": [1], "max_tokens": 1, "kv_transfer_params": {"inferscale": {"describe": True}}}
         reply = self.http.post(self.url + "/v1/completions", json=body, timeout=PATIENCE)
-        assert reply.status_code == 200, reply.text
+        assert reply.status_code == 200, reply.text + self.output()[-6000:]
         return reply.json()["kv_transfer_params"]["inferscale"]
+
+    def metric(self, name):
+        """Of all engines together."""
+        text = self.http.get(self.url + "/metrics").text
+        return sum(float(x) for x in re.findall(rf"^vllm:{name}\{{.*\}} ([0-9.e+-]+)$", text, re.M))
 
     def encode(self, tokens, begin=0, recipe="isolated", end=None, http=None):
         """A chunk of the tokens from `begin` to `end`."""

@@ -4,6 +4,7 @@ import re
 import secrets
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -259,6 +260,34 @@ def test_marks_of_other_tokenizers():
     off = SimpleNamespace(fingerprint="a", why_not="off")
     assert describe([worker, off], 2, 32, lambda: Tokens(ends, ""))["why_not"] == "off"
     assert "same model" in describe([worker, SimpleNamespace(fingerprint="b", why_not="")], 2, 32, lambda: Tokens(ends, ""))["why_not"]
+
+
+COUNTERS = ["injected_tokens", "inject_seconds", "failed_loads", "failed_load_tokens", "stored_chunks", "failed_stores"]
+
+
+def moved(server, ask):
+    """What asking adds to the connector's counters, which arrive a moment behind the reply."""
+    before = {name: server.metric(f"inferscale_{name}_total") for name in COUNTERS}
+    ask()
+    time.sleep(1)
+    after = {name: server.metric(f"inferscale_{name}_total") for name in COUNTERS}
+    return {name: after[name] - before[name] for name in COUNTERS if after[name] != before[name]}
+
+
+def test_counters(server, prompts):
+    front, tail = memory(prompts, 10), prompts.tail(QUESTION)
+    half = len(memory(prompts, 5))
+    chunks = []
+    assert moved(server, lambda: chunks.extend([server.encode(front[:half]), server.encode(front, half)])) == {"stored_chunks": 2}
+    right = moved(server, lambda: server.complete(front + tail, salt=fresh_salt(), wish=inject(*chunks)))
+    assert right.pop("inject_seconds") > 0
+    assert right == {"injected_tokens": whole_blocks(len(front))}
+    wish = inject(chunks[0], copy_of(server, chunks[1], flip))
+    wrong = moved(server, lambda: server.complete(front + tail, salt=fresh_salt(), wish=wish))
+    assert wrong.pop("inject_seconds") > 0
+    assert wrong == {"injected_tokens": whole_blocks(half), "failed_loads": 1, "failed_load_tokens": whole_blocks(len(front)) - whole_blocks(half)}
+    lost = {"encode": {"key": "e" * 16, "begin": 0, "tokens": 8}}
+    assert moved(server, lambda: server.complete(front, wish=lost, n=1)) == {"failed_stores": 1}
 
 
 def test_sixteen_users_at_once(server, prompts):

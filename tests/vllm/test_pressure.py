@@ -1,6 +1,5 @@
 """A server whose cache is too small for all who ask, without prefix caching: requests are preempted and resumed."""
 
-import re
 import threading
 
 import requests
@@ -13,8 +12,7 @@ WORDS = ["amber", "birch", "cedar", "daisy", "ebony", "fern", "grape", "hazel"]
 
 
 def preemptions(server):
-    text = server.http.get(server.url + "/metrics").text
-    return sum(float(x) for x in re.findall(r"^vllm:num_preemptions_total\{.*\} ([0-9.e+]+)$", text, re.M))
+    return server.metric("num_preemptions_total")
 
 
 def test_preempted_requests_get_their_memory_again(prompts):
