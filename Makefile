@@ -6,6 +6,7 @@
 #   make lint    formatting, clang's warnings, clang-tidy
 #   make bench   the figures of the README, measured here
 #   make         build build/inferscale with what is installed already
+#   make wheel   build/wheel/inferscale_vllm-*.whl, the connector for vLLM with its library
 #   make install what was built, with libraries and models, into PREFIX (/usr/local), below DESTDIR
 #
 # A variant is a folder of its own: build/release, build/asan (ASan + UBSan), build/tsan (TSan), build/fuzz
@@ -15,6 +16,7 @@ VARIANT ?= release
 B       := build/$(VARIANT)
 
 -include build/models.mk # CHAT_MODEL, EMBED_MODEL
+-include build/vllm.mk   # VLLM_VENV
 -include build/engine.mk # ENGINE_DIR: where scripts/setup.sh put the engine (headers in include, libraries in lib)
 
 clang_variants := fuzz clang
@@ -49,7 +51,7 @@ TESTS      := $(TEST_SRC:%.c=%)
 TSAN_TESTS := $(filter tests/test_scan tests/test_retrieve tests/test_store_chunks tests/test_engine_serve tests/test_sampling tests/test_memory tests/test_memory_change tests/test_conversation,$(TESTS))
 PROGRAMS   := $(TESTS:%=build/asan/%) $(TESTS:%=build/release/%) $(TSAN_TESTS:%=build/tsan/%) $(FUZZ_SRC:%.c=build/fuzz/%)
 
-.PHONY: all build/libinferscale-connector.so install demo test test-vllm check bench setup setup-test lint format clean tests-of-variant
+.PHONY: all build/libinferscale-connector.so wheel install demo test test-vllm check bench setup setup-test lint format clean tests-of-variant
 .SECONDARY:
 
 all: build/inferscale
@@ -127,6 +129,13 @@ build/libinferscale-connector.so:
 build/shared/libinferscale-connector.so: $(CONNECTOR_SRC:%.c=build/shared/%.o)
 	@$(CC) -shared -pthread -o $@ $^ -ljansson -lxxhash -lm
 
+# With what is there already: no network.
+wheel: build/libinferscale-connector.so
+	@rm -rf build/wheel
+	@$(if $(VLLM_VENV),$(VLLM_VENV)/bin/python,python3) -m pip wheel --quiet --disable-pip-version-check --no-index --no-build-isolation --no-deps \
+	    --wheel-dir build/wheel ./python
+	@ls build/wheel/*
+
 $(B)/libinferscale.a: $(LIB_OBJ)
 	@rm -f $@ && $(AR) rcs $@ $^
 
@@ -174,6 +183,6 @@ lint:
 	clang-tidy --quiet $(CXX_SRC) -- $(CXXBASE) 2>>build/tidy.log
 
 clean:
-	rm -rf build/release build/asan build/tsan build/fuzz build/clang build/shared build/inferscale build/libinferscale-connector.so
+	rm -rf build/release build/asan build/tsan build/fuzz build/clang build/shared build/wheel build/inferscale build/libinferscale-connector.so
 
 -include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(wildcard $(B)/tests/*.d)
