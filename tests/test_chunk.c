@@ -551,6 +551,66 @@ static void fits_only_its_own_layout(void **state)
     free(m.bytes);
 }
 
+/* ----------------------------------------------------------------- stubs */
+
+static made stub_of(uint32_t n_tokens)
+{
+    is_chunk_info info = {.p_ref = 3, .n_tokens = n_tokens, .parts = 2, .key = 0x1234, .recipe = "primed:8"};
+    made m = {.size = is_chunk_stub_bytes(n_tokens)};
+    int32_t *tokens = calloc(n_tokens, sizeof *tokens);
+    for (uint32_t i = 0; i < n_tokens; i++) tokens[i] = (int32_t)i + 7;
+    m.bytes = aligned_alloc(IS_CHUNK_ALIGN, m.size);
+    assert_int_equal(is_chunk_stub(m.bytes, m.size, &info, tokens, NULL), IS_OK);
+    free(tokens);
+    return m;
+}
+
+static void a_stub_says_where_its_rows_are(void **state)
+{
+    (void)state;
+    made m = stub_of(1000);
+    is_chunk chunk;
+    is_layout layout = layout_of(IS_F16, true);
+    assert_int_equal(is_chunk_open(&chunk, m.bytes, m.size, IS_CHUNK_CHECK_PAYLOAD, NULL), IS_OK);
+    assert_int_equal(chunk.info.parts, 2);
+    assert_int_equal(chunk.info.key, 0x1234);
+    assert_int_equal(chunk.n_layers, 0);
+    assert_int_equal(chunk.info.n_tokens, 1000);
+    assert_int_equal(chunk.tokens[999], 1006);
+    assert_int_equal(is_chunk_fits(&chunk, &layout, NULL), IS_EINVAL); /* no engine of this process takes it */
+    for (size_t i = 0; i < m.size; i++) {
+        ((uint8_t *)m.bytes)[i] ^= 0x10;
+        if (is_chunk_open(&chunk, m.bytes, m.size, IS_CHUNK_CHECK_PAYLOAD, NULL) == IS_OK) fail_msg("byte %zu", i);
+        ((uint8_t *)m.bytes)[i] ^= 0x10;
+    }
+    free(m.bytes);
+}
+
+static void what_is_no_stub_is_not_written(void **state)
+{
+    (void)state;
+    const is_chunk_info good = {.n_tokens = 5, .parts = 1, .key = 1};
+    int32_t tokens[5] = {0};
+    size_t size = is_chunk_stub_bytes(5);
+    void *bytes = aligned_alloc(IS_CHUNK_ALIGN, size);
+    is_chunk_info bad[] = {good, good, good, good, good};
+    bad[0].parts = 0;
+    bad[1].parts = IS_CHUNK_MAX_PARTS + 1;
+    bad[2].key = 0;
+    bad[3].key = -1;
+    bad[4].n_tokens = 0;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_int_equal(is_chunk_stub(bytes, size, &bad[i], tokens, NULL), IS_EINVAL);
+    assert_int_equal(is_chunk_stub(bytes, size - 1, &good, tokens, NULL), IS_EINVAL);
+    assert_int_equal(is_chunk_stub_bytes(0), 0);
+    is_layout layout = layout_of(IS_F16, true);
+    made m = sealed(&layout, 5);
+    is_chunk_info with_key = {.n_tokens = 5, .key = 4, .parts = 1};
+    assert_int_equal(is_chunk_begin(m.bytes, m.size, &layout, &with_key, tokens, NULL), IS_EINVAL);
+    free(m.bytes);
+    free(bytes);
+}
+
 /* ----------------------------------------------------------------- seeds */
 
 static int write_seeds(const char *folder)
@@ -568,7 +628,14 @@ static int write_seeds(const char *folder)
         if (fclose(file) != 0 || written != m.size) return 1;
         free(m.bytes);
     }
-    return 0;
+    char path[1024];
+    made m = stub_of(6);
+    (void)snprintf(path, sizeof path, "%s/stub", folder);
+    FILE *file = fopen(path, "wb");
+    if (file == NULL) return 1;
+    size_t written = fwrite(m.bytes, 1, m.size, file);
+    free(m.bytes);
+    return fclose(file) != 0 || written != m.size ? 1 : 0;
 }
 
 int main(int argc, char **argv)
@@ -587,6 +654,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(elements_must_be_finite),
         cmocka_unit_test(scans_of_every_instruction_set_agree),
         cmocka_unit_test(fits_only_its_own_layout),
+        cmocka_unit_test(a_stub_says_where_its_rows_are),
+        cmocka_unit_test(what_is_no_stub_is_not_written),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -39,11 +39,8 @@ size_t is_chunk_bytes(const is_layout *layout, uint32_t n_tokens)
 
 /* --------------------------------------------------------------- writing */
 
-static is_status check_begin(const void *bytes, size_t size, const is_layout *layout, const is_chunk_info *info,
-                             is_error *err)
+static is_status check_info(const void *bytes, const is_chunk_info *info, is_error *err)
 {
-    is_status status = is_layout_check(layout, err);
-    if (status != IS_OK) return status;
     if (info->n_tokens < 1 || info->n_tokens > IS_CHUNK_MAX_TOKENS)
         return is_fail(err, IS_EINVAL, "chunk: %u tokens, it must be 1 to %u", info->n_tokens, IS_CHUNK_MAX_TOKENS);
     if (info->p_ref < 0) return is_fail(err, IS_EINVAL, "chunk: p_ref is %d, it must not be negative", info->p_ref);
@@ -51,6 +48,17 @@ static is_status check_begin(const void *bytes, size_t size, const is_layout *la
         return is_fail(err, IS_EINVAL, "chunk: the recipe's name takes more than %d bytes", IS_RECIPE_MAX - 1);
     if ((uintptr_t)bytes % CHUNK_PART_ALIGN != 0)
         return is_fail(err, IS_EINVAL, "chunk: memory at %p, it must be aligned to %d bytes", bytes, CHUNK_PART_ALIGN);
+    return IS_OK;
+}
+
+static is_status check_begin(const void *bytes, size_t size, const is_layout *layout, const is_chunk_info *info,
+                             is_error *err)
+{
+    is_status status = is_layout_check(layout, err);
+    if (status == IS_OK) status = check_info(bytes, info, err);
+    if (status != IS_OK) return status;
+    if (info->parts != 0 || info->key != 0)
+        return is_fail(err, IS_EINVAL, "chunk: with rows in it it is no stub, and has no parts and no key");
     size_t needed = is_chunk_bytes(layout, info->n_tokens);
     if (needed == 0 || size != needed)
         return is_fail(err, IS_EINVAL, "chunk: %zu bytes given for %u tokens, is_chunk_bytes says %zu", size,
@@ -58,17 +66,20 @@ static is_status check_begin(const void *bytes, size_t size, const is_layout *la
     return IS_OK;
 }
 
-static void write_header(chunk_header *header, size_t size, const is_layout *layout, const is_chunk_info *info)
+static void write_header(chunk_header *header, size_t size, is_dtype dtype, bool v_transposed, uint32_t n_layers,
+                         const is_chunk_info *info)
 {
     *header = (chunk_header){
         .version = IS_CHUNK_VERSION,
-        .dtype = (uint32_t)layout->dtype,
-        .v_transposed = layout->v_transposed ? 1 : 0,
-        .n_layers = layout->n_layers,
+        .dtype = (uint32_t)dtype,
+        .v_transposed = v_transposed ? 1 : 0,
+        .n_layers = n_layers,
         .n_tokens = info->n_tokens,
         .p_ref = info->p_ref,
         .size = size,
-        .payload_offset = is_align_up(chunk_tokens_end(layout->n_layers, info->n_tokens), IS_CHUNK_ALIGN),
+        .payload_offset = is_align_up(chunk_tokens_end(n_layers, info->n_tokens), IS_CHUNK_ALIGN),
+        .key = info->key,
+        .parts = info->parts,
     };
     memcpy(header->magic, CHUNK_MAGIC, sizeof header->magic);
     memcpy(header->fingerprint, info->fingerprint, sizeof header->fingerprint);
@@ -86,6 +97,14 @@ static void zero_gaps(uint8_t *payload, const chunk_record *record, size_t eleme
     memset(payload + v_end, 0, (size_t)(next - v_end));
 }
 
+/* And zeroes behind them, up to the payload. */
+static void write_tokens(uint8_t *out, const chunk_header *header, const int32_t *tokens)
+{
+    size_t end = chunk_tokens_end(header->n_layers, header->n_tokens);
+    memcpy(out + chunk_tokens_offset(header->n_layers), tokens, header->n_tokens * sizeof *tokens);
+    memset(out + end, 0, (size_t)header->payload_offset - end);
+}
+
 is_status is_chunk_begin(void *bytes, size_t size, const is_layout *layout, const is_chunk_info *info,
                          const int32_t *tokens, is_error *err)
 {
@@ -93,7 +112,7 @@ is_status is_chunk_begin(void *bytes, size_t size, const is_layout *layout, cons
     if (status != IS_OK) return status;
     uint8_t *out = bytes;
     chunk_header header;
-    write_header(&header, size, layout, info);
+    write_header(&header, size, layout->dtype, layout->v_transposed, layout->n_layers, info);
     memcpy(out, &header, sizeof header);
     uint8_t *payload = out + header.payload_offset;
     uint64_t cursor = 0;
@@ -102,9 +121,7 @@ is_status is_chunk_begin(void *bytes, size_t size, const is_layout *layout, cons
         memcpy(out + sizeof header + i * sizeof record, &record, sizeof record);
         zero_gaps(payload, &record, is_dtype_size(layout->dtype), cursor);
     }
-    size_t tokens_end = chunk_tokens_end(layout->n_layers, info->n_tokens);
-    memcpy(out + chunk_tokens_offset(layout->n_layers), tokens, info->n_tokens * sizeof *tokens);
-    memset(out + tokens_end, 0, (size_t)header.payload_offset - tokens_end);
+    write_tokens(out, &header, tokens);
     return IS_OK;
 }
 
@@ -127,6 +144,30 @@ void is_chunk_seal(void *bytes)
     is_span payload = {out + header->payload_offset, (size_t)(header->size - header->payload_offset)};
     is_hash128(&payload, 1, header->payload_hash);
     chunk_meta_hash(out, header->meta_hash);
+}
+
+size_t is_chunk_stub_bytes(uint32_t n_tokens)
+{
+    if (n_tokens < 1 || n_tokens > IS_CHUNK_MAX_TOKENS) return 0;
+    return is_align_up(chunk_tokens_end(0, n_tokens), IS_CHUNK_ALIGN);
+}
+
+is_status is_chunk_stub(void *bytes, size_t size, const is_chunk_info *info, const int32_t *tokens, is_error *err)
+{
+    is_status status = check_info(bytes, info, err);
+    if (status != IS_OK) return status;
+    if (info->parts < 1 || info->parts > IS_CHUNK_MAX_PARTS || info->key <= 0)
+        return is_fail(err, IS_EINVAL, "chunk: a stub needs 1 to %d parts and a key above 0, and has %u and %lld",
+                       IS_CHUNK_MAX_PARTS, info->parts, (long long)info->key);
+    if (size != is_chunk_stub_bytes(info->n_tokens))
+        return is_fail(err, IS_EINVAL, "chunk: %zu bytes given for a stub of %u tokens, is_chunk_stub_bytes says %zu",
+                       size, info->n_tokens, is_chunk_stub_bytes(info->n_tokens));
+    chunk_header header;
+    write_header(&header, size, IS_F16, false, 0, info);
+    memcpy(bytes, &header, sizeof header);
+    write_tokens(bytes, &header, tokens);
+    is_chunk_seal(bytes);
+    return IS_OK;
 }
 
 /* --------------------------------------------------------------- reading */

@@ -10,6 +10,8 @@
  * An XXH3-128 over header (with the two hash fields zero), layer records and tokens, and one over the payload stand
  * in the header.  Every length is checked against the size of the bytes before it is used.
  *
+ * A chunk without layers is a stub: its rows are kept by the workers of another engine, under its key.
+ *
  * A layer with a sliding window keeps only the rows that anything behind the chunk can still see:
  * the last `window` tokens.  first[layer] is the first token whose row is kept.
  */
@@ -31,6 +33,9 @@ typedef struct is_chunk_info {
     char recipe[IS_RECIPE_MAX];
     int32_t p_ref; /* position of its first token when it was made */
     uint32_t n_tokens;
+    uint32_t parts; /* 0: its rows are in it.  Else it is a stub: another engine's workers keep the rows in so many
+                       parts, and it has no layers */
+    int64_t key;    /* of a stub, what the workers know the rows by, above 0; else 0 */
 } is_chunk_info;
 
 /* A chunk in memory: a view of bytes that somebody else owns and keeps while it is used. */
@@ -67,6 +72,13 @@ is_status is_chunk_begin(void *bytes, size_t size, const is_layout *layout, cons
 void is_chunk_rows_mut(void *bytes, uint32_t layer, uint8_t **k, uint8_t **v, uint32_t *first, uint32_t *n);
 /* Writes both hashes.  After this the bytes are a chunk. */
 void is_chunk_seal(void *bytes);
+
+#define IS_CHUNK_MAX_PARTS 4096
+
+/* Bytes of a stub of n tokens; 0 when n is out of range. */
+size_t is_chunk_stub_bytes(uint32_t n_tokens);
+/* Writes a stub, whole and sealed; info->parts and key say where its rows are. */
+is_status is_chunk_stub(void *bytes, size_t size, const is_chunk_info *info, const int32_t *tokens, is_error *err);
 
 typedef enum is_chunk_check {
     IS_CHUNK_CHECK_HEADER = 0, /* structure and header hash: enough for bytes checked before          */

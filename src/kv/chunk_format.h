@@ -33,7 +33,9 @@ typedef struct chunk_header {
     uint8_t meta_hash[16];      /* of header, records and tokens, with both hashes zero */
     uint8_t payload_hash[16];
     uint8_t text[16];
-    uint8_t zero[64];
+    int64_t key;
+    uint32_t parts;
+    uint8_t zero[52];
 } chunk_header;
 
 typedef struct chunk_record {
@@ -48,7 +50,7 @@ typedef struct chunk_record {
     uint64_t zero_too;
 } chunk_record;
 
-_Static_assert(sizeof(chunk_header) == 256 && offsetof(chunk_header, zero) == 192, "the header has no padding");
+_Static_assert(sizeof(chunk_header) == 256 && offsetof(chunk_header, zero) == 204, "the header has no padding");
 _Static_assert(sizeof(chunk_record) == 48 && offsetof(chunk_record, k_offset) == 24, "a record has no padding");
 
 /* Ends of the parts in front of the payload; n_layers and n_tokens are in range, so nothing overflows. */

@@ -23,8 +23,12 @@ static is_status check_header(const chunk_header *header, size_t size, is_error 
         return is_fail(err, IS_ECORRUPT, "chunk: unknown element type %u", header->dtype);
     if (header->v_transposed > 1)
         return is_fail(err, IS_ECORRUPT, "chunk: v_transposed is %u, neither 0 nor 1", header->v_transposed);
-    if (header->n_layers < 1 || header->n_layers > IS_MAX_LAYERS)
-        return is_fail(err, IS_ECORRUPT, "chunk: %u layers, it must be 1 to %d", header->n_layers, IS_MAX_LAYERS);
+    if (header->parts > IS_CHUNK_MAX_PARTS || (header->parts > 0) != (header->key > 0) || header->key < 0)
+        return is_fail(err, IS_ECORRUPT, "chunk: %u parts under the key %lld cannot be", header->parts,
+                       (long long)header->key);
+    uint32_t fewest = header->parts > 0 ? 0 : 1, most = header->parts > 0 ? 0 : IS_MAX_LAYERS;
+    if (header->n_layers < fewest || header->n_layers > most)
+        return is_fail(err, IS_ECORRUPT, "chunk: %u layers, it must be %u to %u", header->n_layers, fewest, most);
     if (header->n_tokens < 1 || header->n_tokens > IS_CHUNK_MAX_TOKENS)
         return is_fail(err, IS_ECORRUPT, "chunk: %u tokens, it must be 1 to %u", header->n_tokens, IS_CHUNK_MAX_TOKENS);
     if (header->p_ref < 0) return is_fail(err, IS_ECORRUPT, "chunk: p_ref is %d, it is never negative", header->p_ref);
@@ -113,7 +117,7 @@ static is_status check_payload(const chunk_header *header, const uint8_t *bytes,
 static void fill_view(is_chunk *out, const chunk_header *header, const uint8_t *bytes)
 {
     *out = (is_chunk){
-        .info = {.p_ref = header->p_ref, .n_tokens = header->n_tokens},
+        .info = {.p_ref = header->p_ref, .n_tokens = header->n_tokens, .parts = header->parts, .key = header->key},
         .dtype = (is_dtype)header->dtype,
         .v_transposed = header->v_transposed != 0,
         .n_layers = header->n_layers,

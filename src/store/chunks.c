@@ -109,9 +109,17 @@ static is_status pack(parcel *p, const is_chunk_key *key, const void *bytes, siz
         return is_fail(err, IS_EINVAL, "fact %lld: the chunk was made by another model than the one it is stored for",
                        (long long)p->fact);
     is_key_hash(key, p->key);
-    p->row = (is_chunk_row){.fact = p->fact, .scope = p->scope, .bytes = (int64_t)size};
+    p->row = (is_chunk_row){.fact = p->fact, .scope = p->scope, .bytes = (int64_t)size, .file = p->chunk.info.key};
     is_files_digest(p->bytes, size, p->row.digest);
-    return is_files_new(&p->row.file, err);
+    return p->chunk.info.parts > 0 ? IS_OK : is_files_new(&p->row.file, err);
+}
+
+/* Whether the workers have written what a stub stands for. */
+static is_status check_parts(is_store *store, const parcel *p, is_error *err)
+{
+    is_error why = {0};
+    if (p->chunk.info.parts == 0 || is_files_check_parts(store, &p->chunk, false, &why) == IS_OK) return IS_OK;
+    return is_fail(err, IS_EIO, "fact %lld: the workers have made no chunk: %.800s", (long long)p->fact, why.text);
 }
 
 /* A fact whose text the chunk was made of or behind. */
@@ -154,6 +162,13 @@ static is_status enter(is_store *store, const parcel *p, is_chunk_rows_list *old
     return status;
 }
 
+/* The key is put, or given up.  db_mutex is held. */
+static void await_no_more(is_store *store, int64_t key)
+{
+    for (size_t i = 0; i < store->n_awaited; i++)
+        if (store->awaited[i] == key) store->awaited[i] = store->awaited[--store->n_awaited];
+}
+
 /* The row, and with it the memory: p->bytes belong to the tier when this is well. */
 static is_status enter_and_keep(is_store *store, parcel *p, is_chunk_rows_list *old, is_error *err)
 {
@@ -168,6 +183,7 @@ static is_status enter_and_keep(is_store *store, parcel *p, is_chunk_rows_list *
         }
     }
     if (status == IS_OK) {
+        await_no_more(store, p->chunk.info.key);
         is_tier_insert(store->tier, p->scope, p->fact, p->key, p->bytes, &p->chunk);
         p->bytes = NULL;
     }
@@ -183,7 +199,8 @@ is_status is_store_put_chunk(is_store *store, int64_t scope, int64_t fact_id, co
     is_status status = pack(&p, key, bytes, size, err);
     if (status == IS_OK) {
         (void)pthread_rwlock_rdlock(&store->files);
-        status = is_files_write(store, p.row.file, p.bytes, size, err);
+        status = check_parts(store, &p, err);
+        if (status == IS_OK) status = is_files_write(store, p.row.file, p.bytes, size, err);
         if (status == IS_OK) {
             status = enter_and_keep(store, &p, &old, err);
             if (status == IS_OK) {
@@ -197,6 +214,36 @@ is_status is_store_put_chunk(is_store *store, int64_t scope, int64_t fact_id, co
     free(old.rows);
     free(p.bytes);
     return status;
+}
+
+/* ------------------------------------------------------------ keys */
+
+is_status is_store_new_key(is_store *store, int64_t *key, is_error *err)
+{
+    is_status status = is_files_new(key, err);
+    if (status != IS_OK) return status;
+    is_db_lock(store);
+    int64_t *grown = realloc(store->awaited, (store->n_awaited + 1) * sizeof *grown);
+    if (grown != NULL) {
+        store->awaited = grown;
+        store->awaited[store->n_awaited++] = *key;
+    }
+    is_db_unlock(store);
+    if (grown == NULL) return is_fail(err, IS_ENOMEM, "out of memory for a chunk's key");
+    status = is_files_make_parts(store, *key, err);
+    if (status != IS_OK) is_store_drop_key(store, *key);
+    return status;
+}
+
+void is_store_drop_key(is_store *store, int64_t key)
+{
+    const is_chunk_row row = {.file = key};
+    bool awaited = false;
+    is_db_lock(store);
+    for (size_t i = 0; i < store->n_awaited; i++) awaited = awaited || store->awaited[i] == key;
+    await_no_more(store, key);
+    is_db_unlock(store);
+    if (awaited) is_files_unlink(store, &row, 1);
 }
 
 /* ------------------------------------------------------------ dropping */

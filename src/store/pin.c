@@ -121,6 +121,11 @@ void is_store_unpin(is_store *store, is_pin **pins, size_t n)
     }
 }
 
+void is_store_doubt(is_store *store, const int64_t *fact_ids, size_t n)
+{
+    for (size_t i = 0; i < n; i++) is_tier_drop(store->tier, fact_ids[i]);
+}
+
 /* ------------------------------------------------------------ warming */
 
 /* The next rows below `before`; a page at a time, so that others get at the database in between. */

@@ -104,6 +104,7 @@ void is_store_close(is_store *store)
     (void)pthread_mutex_destroy(&store->db_mutex);
     (void)pthread_rwlock_destroy(&store->files);
     free(store->generations);
+    free(store->awaited);
     free(store->folder);
     free(store);
 }

@@ -168,6 +168,15 @@ typedef struct is_chunk_key {
 is_status is_store_put_chunk(is_store *store, int64_t scope, int64_t fact_id, const is_chunk_key *key,
                              const void *bytes, size_t size, const int64_t *deps, size_t n_deps, is_error *err);
 
+/*
+ * For a chunk whose rows the workers of another engine keep: a key, and FOLDER/chunks/ab/KEY.parts for them to write
+ * into.  is_store_put_chunk takes the stub (is_chunk_stub) with that key once all parts are there, IS_EIO when they are
+ * not; until then nobody takes the folder for a leftover.  is_store_drop_key gives up a key that was not put; of one
+ * that was it changes nothing.
+ */
+is_status is_store_new_key(is_store *store, int64_t *key, is_error *err);
+void is_store_drop_key(is_store *store, int64_t key);
+
 /* A chunk held in memory: it stays where it is until is_store_unpin. */
 typedef struct is_pin is_pin;
 const is_chunk *is_pin_chunk(const is_pin *pin);
@@ -183,6 +192,9 @@ const is_chunk *is_pin_chunk(const is_pin *pin);
 is_status is_store_pin(is_store *store, int64_t scope, const int64_t *fact_ids, size_t n, const is_chunk_key *key,
                        is_pin **pins, size_t *refused, is_error *err);
 void is_store_unpin(is_store *store, is_pin **pins, size_t n); /* NULLs are passed over; sets them to NULL */
+/* The chunks of these facts were not found to be what they must be by whoever used them: they are read and checked
+ * again when they are pinned next. */
+void is_store_doubt(is_store *store, const int64_t *fact_ids, size_t n);
 
 /* ready[i]: whether fact i has a chunk with this key (index only, nothing is read). */
 is_status is_store_ready(is_store *store, int64_t scope, const int64_t *fact_ids, size_t n, const is_chunk_key *key,

@@ -41,7 +41,9 @@ struct is_store {
     pthread_mutex_t generation_mutex;
     is_generation *generations; /* [n_generations], by scope */
     size_t n_generations;
-    uint64_t unplaced;  /* changes of scopes that there was no memory to count for */
+    uint64_t unplaced; /* changes of scopes that there was no memory to count for */
+    int64_t *awaited;  /* keys whose chunks are being made, [n_awaited]; under db_mutex, as the next */
+    size_t n_awaited;
     int64_t texts_read; /* the newest edition of any fact when is_store_pending was last asked; under db_mutex */
 };
 
@@ -179,15 +181,22 @@ is_status is_files_write(is_store *store, int64_t file, const void *bytes, size_
  * anything else is the system's trouble and says nothing about the chunk.
  */
 is_status is_files_load(is_store *store, const is_chunk_row *row, void **bytes, is_chunk *chunk, is_error *err);
-/* Unlinks the rows' files and syncs the folders; a file that is not there is passed over. */
+/* The folder that workers write a chunk's parts into. */
+is_status is_files_make_parts(is_store *store, int64_t file, is_error *err);
+/*
+ * Whether all parts of a stub are there; whole: and are what was written, by their own hashes, of the stub's tokens.
+ * IS_ENOTFOUND, IS_ECORRUPT, or the system's trouble, as from is_files_load, which has looked for them.
+ */
+is_status is_files_check_parts(is_store *store, const is_chunk *stub, bool whole, is_error *err);
+/* Unlinks the rows' files and parts and syncs the folders; what is not there is passed over. */
 void is_files_unlink(is_store *store, const is_chunk_row *rows, size_t n);
 /* Page-aligned memory for a chunk, free(). */
 void *is_files_memory(size_t size);
 
 /*
  * Compares folder and index, which must not change meanwhile.  files: [n] rising numbers of the index; seen[i] is set
- * where there is such a file.  A file of ours that the index has not is an orphan: counted, told, and unlinked on
- * `remove`.
+ * where there is such a file.  A file of ours that the index has not, nor the awaited keys, is an orphan: counted,
+ * told, and unlinked on `remove`.
  */
 is_status is_files_sweep(is_store *store, const int64_t *files, size_t n, bool *seen, bool remove, uint64_t *orphans,
                          void (*on_problem)(void *user, const char *line), void *user, is_error *err);

@@ -37,6 +37,7 @@ static is_status check_chunk(const check *c, const is_chunk_row *row, is_error *
     is_chunk chunk;
     is_error why = {0};
     is_status status = is_files_load(c->store, row, &bytes, &chunk, &why);
+    if (status == IS_OK) status = is_files_check_parts(c->store, &chunk, true, &why);
     free(bytes);
     bool bad = status == IS_ECORRUPT || status == IS_ENOTFOUND;
     if (status != IS_OK && !bad) return is_fail(err, status, "%s", why.text);
