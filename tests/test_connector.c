@@ -235,8 +235,12 @@ static void what_is_not_right_is_not_loaded(void **state)
     path_of(b, KEY_B, path);
     assert_int_equal(truncate(path, 5000), 0);
     assert_int_equal(load(b, 0, 70, "is broken"), 40);
+    assert_int_equal(load(b, 0, 70, "is not there"), 40);
+    store(b, KEY_B, 40, 30);
+    open_again(b, MODEL_A);
     assert_int_equal(truncate(path, 0), 0);
     assert_int_equal(load(b, 0, 70, "not of a chunk's size"), 40);
+    assert_int_equal(is_connector_ready(b->folder, 1, KEY_A KEY_B, 2), 1);
 
     const uint32_t lengths[] = {40, UINT32_MAX};
     uint32_t loaded = 0;

@@ -414,6 +414,8 @@ static is_status pin(const is_connector *c, const char *key, is_pin **out, is_er
         is_chunk chunk;
         status = load_file(c, name, &bytes, &chunk, err);
         if (status == IS_OK) is_tier_reserve(c->tier, want.pin, chunk.size);
+        /* So that whoever plans sees that it is to be made anew. */
+        if (status == IS_ECORRUPT) (void)unlinkat(c->folder_fd, name, 0);
         if (!is_tier_finish(c->tier, want.pin, bytes, &chunk))
             return status != IS_OK ? status : is_fail(err, IS_ENOTFOUND, "chunk %s was dropped", name);
     }

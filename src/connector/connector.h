@@ -53,7 +53,8 @@ int is_connector_cache(is_connector *connector, uint32_t layer, void *base, uint
  *   tokens         [n_tokens] the prompt's
  *   blocks         [n_blocks] the prompt's
  * *loaded: tokens are right up to here, at least begin and at most end.  When that is not end, text says what is wrong
- * with the chunk that stands there: it is missing, broken, of other tokens or of another model.
+ * with the chunk that stands there: it is missing, broken (its part is removed then), of other tokens or of another
+ * model.
  */
 int is_connector_load(is_connector *connector, const char *keys, const uint32_t *lengths, uint32_t n,
                       const int32_t *tokens, uint32_t n_tokens, const uint32_t *blocks, uint32_t n_blocks,
