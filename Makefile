@@ -37,7 +37,7 @@ CXXFLAGS := $(CXXBASE) $(WARN) $($(VARIANT)) -fno-sanitize=vptr
 CFLAGS   := $(BASE) $(WARN) $($(VARIANT)) $(EXTRA_CFLAGS)
 RPATH    := $(ENGINE_DIR)/lib
 LDFLAGS   = -pthread $($(VARIANT)) -L$(ENGINE_DIR)/lib -Wl,-rpath,'$(RPATH)'
-LDLIBS   := -Wl,--as-needed -lllama-chat -lllama -lggml -lggml-base -lggml-cpu -lsqlite3 -ljansson -lxxhash -lmicrohttpd -lgnutls -lstdc++ -lm
+LDLIBS   := -Wl,--as-needed -lllama-chat -lllama -lggml -lggml-base -lggml-cpu -lsqlite3 -ljansson -lxxhash -lmicrohttpd -lgnutls -lcurl -lstdc++ -lm
 
 LIB_SRC  := $(wildcard src/common/*.c src/kv/*.c src/store/*.c src/retrieve/*.c src/engine/*/*.c src/memory/*.c src/server/*.c src/connector/*.c)
 CXX_SRC  := $(wildcard src/engine/*/*.cpp)
@@ -48,7 +48,7 @@ LIB_OBJ  := $(LIB_SRC:%.c=$(B)/%.o) $(CXX_SRC:%.cpp=$(B)/%.o) $(B)/src/server/fi
 CLI_OBJ  := $(CLI_SRC:%.c=$(B)/%.o)
 
 TESTS      := $(TEST_SRC:%.c=%)
-TSAN_TESTS := $(filter tests/test_scan tests/test_retrieve tests/test_store_chunks tests/test_engine_serve tests/test_sampling tests/test_memory tests/test_memory_change tests/test_conversation,$(TESTS))
+TSAN_TESTS := $(filter tests/test_scan tests/test_connector tests/test_store_parts tests/test_retrieve tests/test_store_chunks tests/test_engine_serve tests/test_sampling tests/test_memory tests/test_memory_change tests/test_conversation,$(TESTS))
 PROGRAMS   := $(TESTS:%=build/asan/%) $(TESTS:%=build/release/%) $(TSAN_TESTS:%=build/tsan/%) $(FUZZ_SRC:%.c=build/fuzz/%)
 
 .PHONY: all build/libinferscale-connector.so wheel install demo test test-vllm check bench setup setup-test lint format clean tests-of-variant
@@ -78,10 +78,10 @@ setup:
 setup-test:
 	@scripts/setup.sh --test
 
-# The connector in a real vLLM, which is fetched (5.9 GB).
+# The connector and the server in front of it, with a real vLLM, which is fetched (5.9 GB).
 test-vllm:
 	@scripts/setup.sh --vllm
-	@$(MAKE) --no-print-directory build/libinferscale-connector.so
+	@$(MAKE) --no-print-directory build/libinferscale-connector.so build/inferscale
 	@tests/vllm/run.sh
 
 check: build/inferscale build/release/examples/remember
@@ -97,7 +97,7 @@ build/inferscale: build/release/inferscale
 	@ln -sf release/inferscale $@
 
 $(B)/inferscale $(B)/inferscale-install: $(CLI_OBJ) $(B)/libinferscale.a
-	@$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcurl
+	@$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 # The installed program finds the engine's libraries from where it stands itself.
 $(B)/inferscale-install: RPATH := $$ORIGIN/../lib/inferscale
@@ -120,7 +120,7 @@ install: $(B)/inferscale-install
 	    install -m 644 /dev/stdin $(TO)/lib/systemd/system/inferscale.service
 
 # What a connector inside another engine loads; see src/connector/connector.h.
-CONNECTOR_SRC := $(wildcard src/common/*.c src/kv/*.c src/connector/*.c) src/store/tier.c
+CONNECTOR_SRC := $(filter-out src/common/http.c,$(wildcard src/common/*.c)) $(wildcard src/kv/*.c src/connector/*.c) src/store/tier.c
 
 build/libinferscale-connector.so:
 	@$(MAKE) --no-print-directory VARIANT=shared build/shared/libinferscale-connector.so

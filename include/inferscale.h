@@ -42,7 +42,8 @@ typedef enum is_status {
     IS_EUNSUPPORTED, /* this model or setting cannot do what was asked        */
     IS_ELIMIT,       /* does not fit: context, budget, size of an input       */
     IS_ECANCELED,    /* the caller cancelled, or the memory is being closed   */
-    IS_EENGINE       /* the inference engine refused or failed                */
+    IS_EENGINE,      /* the inference engine refused or failed                */
+    IS_EUNAVAILABLE  /* the inference engine cannot be reached now; ask again */
 } is_status;
 
 typedef struct is_error {
@@ -107,6 +108,10 @@ typedef struct is_options {
     const char *store;            /* folder; made when it is not there            */
     const char *model;            /* GGUF of the chat model; NULL: no engine, so  */
                                   /* nothing is encoded and ask is refused        */
+    const char *upstreams;        /* in place of model: vLLM servers with the connector,  */
+                                  /* http://HOST:PORT with commas between them; NULL: none */
+    const char *upstream_model;   /* a name among those they serve; NULL: the first       */
+    const char *upstream_key;     /* what they want as API key; NULL: none        */
     const char *embedding_model;  /* GGUF of the embedding model; NULL: BM25 only */
     const char *recipe;           /* NULL: the store's own, "primed:8" when new   */
     const char *system_prompt;    /* NULL: the default; part of the header        */
@@ -114,7 +119,8 @@ typedef struct is_options {
     uint64_t conversation_budget; /* bytes for turns of conversations; 0: they are prefilled each time */
     uint32_t context;             /* tokens per sequence; 0: the model's, <= 8192 */
     uint32_t slots;               /* requests answered at the same time           */
-    uint32_t threads;             /* 0: one for each core                         */
+    uint32_t threads;             /* 0: one for each core (with upstreams   */
+                                  /* these three are theirs)                      */
     bool background;              /* read chunks into memory when opened, and     */
                                   /* encode new facts by itself                   */
     is_log_fn log;                /* NULL: silent                                 */
@@ -123,7 +129,7 @@ typedef struct is_options {
 
 is_options is_options_default(void);
 
-/* Opens a store, loads the models, proves the layout.  *out: is_close. */
+/* Opens a store, loads the models, proves the layout.  IS_EUNAVAILABLE: no upstream answers yet.  *out: is_close. */
 is_status is_open(const is_options *options, is_memory **out, is_error *err);
 /* Ends running calls of other threads with IS_ECANCELED and waits for them; they must have begun before. */
 void is_close(is_memory *memory);
@@ -258,7 +264,7 @@ typedef struct is_logit_bias {
 } is_logit_bias;
 
 typedef struct is_token_logprob {
-    int32_t id;
+    int32_t id;        /* -1: not told, as by upstreams */
     float logprob;     /* natural, of the model's own softmax before bias, grammar and sampling; at least -9999 */
     const char *piece; /* the token's bytes, [n_piece]; maybe only a part of a character */
     size_t n_piece;
@@ -302,6 +308,7 @@ typedef struct is_ask_options {
     uint32_t n_logprobs;      /* for on_logprob: how many of the best tokens, 0..20 */
     is_logprob_fn on_logprob; /* on the engine's thread, like the others; may be NULL */
     is_token_fn on_token;     /* may be NULL */
+    is_token_fn on_reasoning; /* what the model thinks before it answers, where upstreams tell it apart; may be NULL */
     is_canceled_fn canceled;  /* may be NULL */
     void *user;
 } is_ask_options;
@@ -321,6 +328,7 @@ typedef struct is_timing {
 
 typedef struct is_answer {
     char *text;
+    char *reasoning;         /* what was thought before, where upstreams tell it apart; NULL: nothing */
     char *tool_calls;        /* JSON array of {"id", "type", "function": {"name", "arguments"}}; NULL: none */
     const char *finish;      /* "stop", "length", "canceled" or "tool_calls"  */
     is_fact_list *facts;     /* in the prompt, best first, with scores        */
@@ -328,6 +336,7 @@ typedef struct is_answer {
     uint32_t facts_injected; /* from chunks                                   */
     uint32_t tokens_injected;
     uint32_t tokens_history; /* of them: from earlier turns of the conversation */
+    uint32_t tokens_cached;  /* were in an upstream's own prefix cache; with injection they count as injected */
     uint32_t tokens_prefilled;
     uint32_t tokens_generated;
     uint64_t inject_bytes;

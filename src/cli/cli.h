@@ -32,8 +32,9 @@ typedef struct is_cli {
     const char *model;
     const char *embedding_model;
     const char *recipe;
-    uint32_t context, slots, threads; /* 0: the library's default */
-    uint64_t host_budget;             /* bytes; 0: the library's default */
+    const char *upstreams, *upstream_model, *upstream_key; /* in place of model; NULL: none */
+    uint32_t context, slots, threads;                      /* 0: the library's default */
+    uint64_t host_budget;                                  /* bytes; 0: the library's default */
     is_scope scope;
     bool json, quiet;
     char **args; /* what is no option */

@@ -16,13 +16,17 @@
 #include "server/server.h"
 
 #define DEFAULT_SLOTS   16
+#define UPSTREAM_SLOTS  128 /* vLLM has its own limit; these are threads that wait */
+#define AGAIN_S         2   /* between two looks for an upstream when the server starts */
 #define DEFAULT_CONTEXT 4096
 #define MAX_FILE        ((size_t)1 << 20)
 
 /* Options that the environment may set. */
 static const char *const SETTINGS[] = {
-    "host",  "port",  "keys",    "tls-cert", "tls-key", "queue",  "rate",  "max-body", "connections",     "idle",
-    "drain", "slots", "context", "threads",  "memory",  "recipe", "store", "model",    "embedding-model",
+    "host",           "port",         "keys",  "tls-cert", "tls-key",         "queue",   "rate",
+    "max-body",       "connections",  "idle",  "drain",    "slots",           "context", "threads",
+    "memory",         "recipe",       "store", "model",    "embedding-model", "engine",  "upstream",
+    "upstream-model", "upstream-key",
 };
 
 typedef struct words {
@@ -134,6 +138,7 @@ static const char *config_of(int argc, char **argv)
 typedef struct serving {
     is_server_options server;
     const char *config, *keys, *cert, *key;
+    const char *engine, *upstream, *upstream_model, *upstream_key;
     uint32_t port, drain;
 } serving;
 
@@ -156,13 +161,28 @@ static void announce(const is_cli *cli, const is_server *server, const serving *
     if (cli->json) {
         json_t *root = json_object();
         is_cli_set(root, "url", is_cli_json_text(url));
-        is_cli_set(root, "model", is_cli_json_text(s->server.model));
+        is_cli_set(root, "model", is_cli_json_text(is_server_model(server)));
         is_cli_print_json(root);
     } else {
         printf("Serving %s at %s\nThe dashboard is there, OpenAI's interface under %s/v1. Ctrl-C ends it.\n",
-               s->server.model, url, url);
+               is_server_model(server), url, url);
     }
     (void)fflush(stdout);
+}
+
+/* vLLM takes minutes to load a model, and is often started together with this server: it is waited for. */
+static is_status open_memory(const is_cli *cli, const sigset_t *signals, is_memory **memory, is_error *err)
+{
+    bool told = false;
+    for (;;) {
+        is_status status =
+            is_cli_open(cli, IS_CLI_CREATE | IS_CLI_EMBED | IS_CLI_CHAT | IS_CLI_BACKGROUND, memory, err);
+        if (status != IS_EUNAVAILABLE) return status;
+        if (!told) is_cli_note(cli, "inferscale: waiting for upstreams: %s", err->text);
+        told = true;
+        const struct timespec moment = {.tv_sec = AGAIN_S};
+        if (sigtimedwait(signals, NULL, &moment) > 0) return status;
+    }
 }
 
 static is_status serve(const is_cli *cli, serving *s, const sigset_t *signals, is_error *err)
@@ -170,7 +190,7 @@ static is_status serve(const is_cli *cli, serving *s, const sigset_t *signals, i
     is_memory *memory = NULL;
     is_server *server = NULL;
     int signal_number = 0;
-    is_status status = is_cli_open(cli, IS_CLI_CREATE | IS_CLI_EMBED | IS_CLI_CHAT | IS_CLI_BACKGROUND, &memory, err);
+    is_status status = open_memory(cli, signals, &memory, err);
     if (status == IS_OK) status = is_server_start(memory, &s->server, &server, err);
     if (status == IS_OK) {
         announce(cli, server, s);
@@ -221,11 +241,14 @@ static int run(is_cli *cli, serving *s)
     (void)sigaddset(&signals, SIGINT);
     (void)pthread_sigmask(SIG_BLOCK, &signals, NULL); /* threads that begin now leave them to this one */
     char *model = is_cli_model_path(cli), *embedder = is_cli_embedding_path(cli);
-    if (cli->slots == 0) cli->slots = DEFAULT_SLOTS;
+    if (cli->slots == 0) cli->slots = s->upstream != NULL ? UPSTREAM_SLOTS : DEFAULT_SLOTS;
+    cli->upstreams = s->upstream;
+    cli->upstream_model = s->upstream_model;
+    cli->upstream_key = s->upstream_key;
     if (cli->context == 0) cli->context = DEFAULT_CONTEXT;
     s->server.port = (uint16_t)s->port;
     s->server.workers = cli->slots + 2; /* the next ones are looked up while all slots are busy */
-    s->server.model = base_name(model);
+    if (s->upstream == NULL) s->server.model = base_name(model);
     s->server.embedder = base_name(embedder);
     s->server.log = on_log;
     s->server.log_user = cli;
@@ -264,21 +287,36 @@ static int parse_and_run(words *w)
          "a connection on which nothing moves is closed (default: 60)"},
         {"drain", 0, IS_CLI_UINT, &s.drain, 0, 86400, "SECONDS",
          "what requests in work get to end when a signal ends the server (default: 30)"},
+        {"engine", 0, IS_CLI_TEXT, &s.engine, 0, 0, "NAME",
+         "llama, which is built in, or vllm, servers that run elsewhere (default: llama)"},
+        {"upstream", 0, IS_CLI_TEXT, &s.upstream, 0, 0, "URLS",
+         "vLLM servers with InferScale's connector, with commas between them"},
+        {"upstream-model", 0, IS_CLI_TEXT, &s.upstream_model, 0, 0, "NAME",
+         "a model that they serve (default: the first)"},
+        {"upstream-key", 0, IS_CLI_TEXT, &s.upstream_key, 0, 0, "KEY",
+         "their API key; better in INFERSCALE_UPSTREAM_KEY"},
     };
     const is_cli_spec spec = {
         .synopsis = "serve [options]",
         .about = "Serves OpenAI's interface with memory, the memory interface and a dashboard over HTTP, from one\n"
                  "store, until SIGTERM or Ctrl-C. It answers up to --slots requests at the same time (default: 16)\n"
-                 "of up to --context tokens each (default: 4096); new facts are encoded while it serves.",
+                 "of up to --context tokens each (default: 4096); new facts are encoded while it serves. With\n"
+                 "--engine vllm it stands in front of vLLM servers that have this store's chunks as their folder.",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .examples = "inferscale serve\n"
                     "inferscale serve --port 9000 --slots 8 --store ./memory\n"
+                    "inferscale serve --engine vllm --upstream http://gpu1:8000,http://gpu2:8000\n"
                     "inferscale key acme --keys keys.txt && inferscale serve --host 0.0.0.0 --keys keys.txt",
     };
     is_cli cli;
     if (!is_cli_parse(&cli, &spec, w->argc, w->argv)) return cli.exit;
     if (cli.n_args != 0) return is_cli_usage(&cli, "nothing stands behind the options, and \"%s\" does", cli.args[0]);
+    bool vllm = s.engine != NULL && strcmp(s.engine, "vllm") == 0;
+    if (s.engine != NULL && !vllm && strcmp(s.engine, "llama") != 0)
+        return is_cli_usage(&cli, "--engine is llama or vllm, not \"%s\"", s.engine);
+    if (vllm != (s.upstream != NULL))
+        return is_cli_usage(&cli, "--engine vllm and --upstream go together: give both, or none");
     return run(&cli, &s);
 }
 

@@ -122,7 +122,11 @@ is_status is_cli_open(const is_cli *cli, unsigned needs, is_memory **out, is_err
     is_options options = is_options_default();
     is_status status = needs & IS_CLI_CREATE ? IS_OK : check_store(store, err);
     *out = NULL;
-    if (status == IS_OK && needs & IS_CLI_CHAT) {
+    if (cli->upstreams != NULL) {
+        options.upstreams = cli->upstreams;
+        options.upstream_model = cli->upstream_model;
+        options.upstream_key = cli->upstream_key;
+    } else if (status == IS_OK && needs & IS_CLI_CHAT) {
         options.model = model;
         status = check_file("chat model", model, "model", err);
     }

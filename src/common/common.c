@@ -28,6 +28,7 @@ const char *is_status_name(is_status status)
     case IS_ELIMIT: return "IS_ELIMIT";
     case IS_ECANCELED: return "IS_ECANCELED";
     case IS_EENGINE: return "IS_EENGINE";
+    case IS_EUNAVAILABLE: return "IS_EUNAVAILABLE";
     }
     return "unknown status";
 }

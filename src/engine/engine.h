@@ -29,8 +29,9 @@ typedef struct is_plan {
     const is_segment *segments;
     size_t n_segments; /* at least 1; the last one, the tail, is always prefilled */
     bool inject;
-    uint64_t salt; /* 0: nothing is reused; else a sequence that still holds all segments but the tail from a plan with
-                      the same salt is used as it is.  It must tell scopes, and injected from prefilled, apart. */
+    uint64_t salt;  /* 0: nothing is reused; else a sequence that still holds all segments but the tail from a plan with
+                       the same salt is used as it is.  It must tell scopes, and injected from prefilled, apart. */
+    uint64_t scope; /* whose prompt it is: what an engine keeps of it by itself serves nobody else; 0: nobody's */
 } is_plan;
 
 typedef struct is_run_stats {
@@ -59,6 +60,8 @@ typedef struct is_run {
     uint32_t n_logprobs;      /* 0..IS_MAX_LOGPROBS */
     is_logprob_fn on_logprob; /* on the owner thread, before the token's text goes out; may be NULL */
     is_token_fn on_token;     /* on the owner thread; whole UTF-8 characters; may be NULL */
+    is_token_fn on_reasoning; /* the same for what the model thinks before it answers, where the engine tells them
+                                 apart; may be NULL */
     void *user;
     is_canceled_fn canceled; /* on the owner thread, between steps; may be NULL */
 } is_run;
@@ -71,6 +74,7 @@ typedef struct is_kept {
 
 typedef struct is_run_result {
     char *text;         /* free() */
+    char *reasoning;    /* free(); NULL: none */
     char *tool_calls;   /* JSON array, free(); NULL: none */
     const char *finish; /* "stop", "length", "canceled", "tool_calls" */
     is_kept kept[2];    /* the prompt from is_run.keep_from on, and the answer; where they could be read */
@@ -92,6 +96,7 @@ typedef struct is_encode_target {
     const int32_t *tokens;
     uint32_t n_tokens;
     uint8_t text[16]; /* is_chunk_info.text */
+    int64_t key;      /* where the engine is remote: is_store_new_key */
     void *bytes;      /* out: a sealed chunk in aligned memory, free(); NULL on failure */
     size_t size;
 } is_encode_target;
@@ -100,6 +105,7 @@ typedef struct is_encode_job {
     const int32_t *prefix; /* may be empty; p_ref of the chunks is n_prefix */
     uint32_t n_prefix;
     const char *recipe;        /* written into the chunks */
+    uint64_t scope;            /* as is_plan.scope */
     const atomic_bool *cancel; /* may be NULL; looked at between steps: IS_ECANCELED */
     is_encode_target *targets;
     size_t n_targets;
@@ -125,8 +131,10 @@ typedef struct is_tools {
 
 /* What the engine's implementation provides; is_engine's first member points to one of these. */
 typedef struct is_engine_ops {
+    bool remote; /* its workers keep the rows of chunks: encode() hands out stubs, see is_chunk_stub */
     void (*close)(is_engine *engine);
-    const is_layout *(*layout)(is_engine *engine); /* NULL: injection is off, `why_not` says why */
+    bool (*injects)(is_engine *engine);            /* false: `why_not` says why */
+    const is_layout *(*layout)(is_engine *engine); /* NULL: it is remote, or does not inject */
     const char *(*why_not)(is_engine *engine);     /* "" when injection works */
     void (*fingerprint)(is_engine *engine, uint8_t out[16]);
     uint32_t (*context)(is_engine *engine); /* tokens of one sequence */

@@ -17,6 +17,7 @@ void is_answer_free(is_answer *answer)
 {
     if (answer == NULL) return;
     free(answer->text);
+    free(answer->reasoning);
     free(answer->tool_calls);
     is_fact_list_free(answer->facts);
     free(answer);
@@ -93,6 +94,12 @@ static bool on_token(void *user, const char *piece, size_t n)
     return o->on_token(o->user, piece, n);
 }
 
+static bool on_reasoning(void *user, const char *piece, size_t n)
+{
+    const is_ask_options *o = ((const asked_by *)user)->options;
+    return o->on_reasoning(o->user, piece, n);
+}
+
 static void on_logprob(void *user, const is_token_logprob *tokens, size_t n)
 {
     const is_ask_options *o = ((const asked_by *)user)->options;
@@ -134,6 +141,7 @@ static is_status run_plan(is_memory *memory, const is_plan *plan, const char *to
                       .n_logprobs = o->n_logprobs,
                       .on_logprob = o->on_logprob != NULL ? on_logprob : NULL,
                       .on_token = o->on_token != NULL ? on_token : NULL,
+                      .on_reasoning = o->on_reasoning != NULL ? on_reasoning : NULL,
                       .canceled = canceled,
                       .user = &asked};
     is_run_result result;
@@ -141,10 +149,12 @@ static is_status run_plan(is_memory *memory, const is_plan *plan, const char *to
     if (status != IS_OK) return status;
     if (kept != NULL) memcpy(kept, result.kept, sizeof result.kept);
     answer->text = result.text;
+    answer->reasoning = result.reasoning;
     answer->tool_calls = result.tool_calls;
     answer->finish = result.finish;
     answer->facts_injected = result.stats.segments_injected > 0 ? result.stats.segments_injected - 1 : 0;
     answer->tokens_injected = result.stats.tokens_injected;
+    answer->tokens_cached = result.stats.tokens_resident;
     answer->tokens_prefilled = result.stats.tokens_prefilled;
     answer->tokens_generated = result.stats.tokens_generated;
     answer->inject_bytes = result.stats.inject_bytes;
@@ -169,6 +179,24 @@ static void count_history(const is_prompt *prompt, is_answer *answer)
     }
 }
 
+/* The workers had not all that they were named: it is looked for, and made anew where it is lost. */
+static void doubt_chunks(is_memory *memory, int64_t scope, const is_fact_list *facts)
+{
+    const int64_t header = 0;
+    is_pin *pin = NULL;
+    size_t lost = 0, bad = 0;
+    is_store_doubt(memory->store, &header, 1);
+    (void)is_store_pin(memory->store, 0, &header, 1, &memory->key, &pin, &lost, NULL);
+    is_store_unpin(memory->store, &pin, 1);
+    for (size_t i = 0; i < facts->n; i++) {
+        is_store_doubt(memory->store, &facts->facts[i].id, 1);
+        (void)is_store_pin(memory->store, scope, &facts->facts[i].id, 1, &memory->key, &pin, &bad, NULL);
+        is_store_unpin(memory->store, &pin, 1);
+        lost += bad;
+    }
+    if (lost > 0) is_worker_notify(memory);
+}
+
 static is_status run(is_memory *memory, const is_made *made, uint64_t key, const is_message *messages, size_t n,
                      const is_ask_options *o, is_answer *answer, is_error *err)
 {
@@ -189,6 +217,7 @@ static is_status run(is_memory *memory, const is_made *made, uint64_t key, const
                               .history = goes_on ? &key : NULL};
     is_status status = is_prompt_build(memory, made->number, answer->facts, &plan, &prompt, err);
     if (status != IS_OK) return status;
+    prompt.plan.scope = made->number != 0 ? (uint64_t)made->number : key;
     double built = is_now_ms();
     status = run_plan(memory, &prompt.plan, prompt.tool_format, o, goes_on ? kept : NULL, answer, err);
     if (status == IS_OK) {
@@ -200,6 +229,7 @@ static is_status run(is_memory *memory, const is_made *made, uint64_t key, const
         for (int i = 0; i < 2; i++)
             is_conversation_keep(memory->conversations, key, made, &hash, kept[i].bytes, kept[i].size);
         count_history(&prompt, answer);
+        if (answer->refused > 0 && memory->engine->ops->remote) doubt_chunks(memory, made->number, answer->facts);
         answer->refused += (uint32_t)prompt.refused;
         answer->refused_damaged = (uint32_t)prompt.refused;
         answer->timing.fetch_ms = built - begin;

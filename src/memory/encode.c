@@ -10,6 +10,7 @@
  */
 #include "memory.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,8 @@
 #define PAGE    64  /* facts looked up at a time   */
 #define JOB     32  /* facts of one engine job     */
 #define WAIT_MS 200 /* between two reports of one who waits */
+
+#define MOST_WAIT_S 60 /* of the worker after failures */
 
 typedef struct encode_run {
     is_memory *memory;
@@ -200,6 +203,22 @@ static void tell_encoded(is_memory *m, uint32_t facts, double ms)
     pthread_mutex_unlock(&m->watch_lock);
 }
 
+/* Has the engine encode targets that stand alone or behind one prefix, each with a key where it needs one. */
+static is_status encode_targets(is_memory *m, is_encode_job *job, is_error *err)
+{
+    is_status status = IS_OK;
+    for (size_t i = 0; m->engine->ops->remote && i < job->n_targets && status == IS_OK; i++)
+        status = is_store_new_key(m->store, &job->targets[i].key, err);
+    return status == IS_OK ? m->engine->ops->encode(m->engine, job, err) : status;
+}
+
+/* What was not put will not be. */
+static void drop_keys(is_memory *m, const is_encode_target *targets, size_t n)
+{
+    for (size_t i = 0; m->engine->ops->remote && i < n; i++)
+        if (targets[i].key != 0) is_store_drop_key(m->store, targets[i].key);
+}
+
 /* Encodes the batch and stores its chunks. */
 static is_status batch_run(encode_run *run, int64_t scope, batch *b, is_error *err)
 {
@@ -208,11 +227,12 @@ static is_status batch_run(encode_run *run, int64_t scope, batch *b, is_error *e
     is_encode_job job = {.prefix = b->prefix.tokens,
                          .n_prefix = b->prefix.n,
                          .recipe = m->recipe_name,
+                         .scope = (uint64_t)scope,
                          .cancel = &m->closing,
                          .targets = b->targets,
                          .n_targets = b->n};
     double begin = is_now_ms();
-    is_status status = m->engine->ops->encode(m->engine, &job, err);
+    is_status status = encode_targets(m, &job, err);
     if (status == IS_OK) tell_encoded(m, (uint32_t)b->n, is_now_ms() - begin);
     for (size_t i = 0; status == IS_OK && i < b->n; i++) {
         is_error why = {0};
@@ -222,6 +242,7 @@ static is_status batch_run(encode_run *run, int64_t scope, batch *b, is_error *e
         if (status != IS_OK && err != NULL) *err = why;
     }
     size_t n = b->n;
+    drop_keys(m, b->targets, n);
     batch_clear(b);
     return status == IS_OK ? tick(run, n, err) : status;
 }
@@ -326,8 +347,9 @@ static is_status encode_chunk_of_header(is_memory *m, is_error *err)
     if (status != IS_OK || ready) return status;
     is_encode_target target = {.tokens = m->header, .n_tokens = m->n_header};
     is_encode_job job = {.recipe = "header", .targets = &target, .n_targets = 1};
-    status = m->engine->ops->encode(m->engine, &job, err);
+    status = encode_targets(m, &job, err);
     if (status == IS_OK) status = is_store_put_chunk(m->store, 0, 0, &m->key, target.bytes, target.size, NULL, 0, err);
+    drop_keys(m, &target, 1);
     free(target.bytes);
     return status;
 }
@@ -408,7 +430,7 @@ static is_status encode_pending_inside(is_memory *memory, const is_scope *scope,
     int64_t number = 0;
     if (memory->engine == NULL)
         return is_fail(err, IS_EUNSUPPORTED, "the memory was opened without a model; open it with one to encode");
-    if (memory->engine->ops->layout(memory->engine) == NULL) return IS_OK; /* served by prefill: nothing to make */
+    if (!memory->engine->ops->injects(memory->engine)) return IS_OK; /* served by prefill: nothing to make */
     if (scope != NULL) {
         is_status status = is_memory_scope(memory, scope, false, &number, err);
         if (status != IS_OK) return status;
@@ -433,15 +455,27 @@ is_status is_encode_pending(is_memory *memory, const is_scope *scope, is_progres
 
 /* ------------------------------------------------------------ the worker */
 
+/* What could not be done is tried again, after a longer time each time it fails. */
 static void *worker_main(void *arg)
 {
     is_memory *m = arg;
     is_error err = {0};
+    time_t wait_s = 0;
     for (;;) {
         is_status status = is_encode_pending(m, NULL, NULL, NULL, &err);
-        if (status != IS_OK && status != IS_ECANCELED) is_memory_log(m, 0, "encoding: %s", err.text);
+        bool failed = status != IS_OK && status != IS_ECANCELED;
+        if (failed) is_memory_log(m, 0, "encoding: %s", err.text);
+        wait_s = !failed ? 0 : wait_s == 0 ? 1 : wait_s < MOST_WAIT_S ? 2 * wait_s : MOST_WAIT_S;
+        struct timespec until;
+        (void)clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += wait_s;
         pthread_mutex_lock(&m->worker_lock);
-        while (!m->work && !m->closing) pthread_cond_wait(&m->worker_wake, &m->worker_lock);
+        while ((failed || !m->work) && !m->closing) {
+            if (!failed)
+                pthread_cond_wait(&m->worker_wake, &m->worker_lock);
+            else if (pthread_cond_timedwait(&m->worker_wake, &m->worker_lock, &until) == ETIMEDOUT)
+                break;
+        }
         m->work = false;
         bool closing = m->closing;
         pthread_mutex_unlock(&m->worker_lock);

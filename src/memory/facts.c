@@ -89,7 +89,7 @@ is_status is_add_turns(is_memory *memory, const is_scope *scope, const is_turn *
 /* Fills in the states, which depend on the engine. */
 static is_status mark_ready(is_memory *memory, int64_t scope, is_fact_list *list, is_error *err)
 {
-    if (list->n == 0 || memory->engine == NULL || memory->engine->ops->layout(memory->engine) == NULL) return IS_OK;
+    if (list->n == 0 || memory->engine == NULL || !memory->engine->ops->injects(memory->engine)) return IS_OK;
     int64_t *ids = malloc(list->n * sizeof *ids);
     bool *ready = calloc(list->n, sizeof *ready);
     is_status status = IS_OK;

@@ -82,14 +82,20 @@ static is_status open_models(is_memory *memory, const is_options *o, is_error *e
         status = is_index_open(memory->store, memory->embedder == NULL ? NULL : is_embedder_name(memory->embedder),
                                memory->embedder == NULL ? 0 : is_embedder_dim(memory->embedder), threads - 1,
                                &memory->index, err);
-    if (status != IS_OK || o->model == NULL) return status;
-    is_llama_options llama = {.model = o->model,
-                              .context = o->context,
-                              .slots = o->slots,
-                              .threads = o->threads,
-                              .log = o->log,
-                              .log_user = o->log_user};
-    status = is_llama_open(&llama, &memory->engine, err);
+    if (status != IS_OK || (o->model == NULL && o->upstreams == NULL)) return status;
+    const is_vllm_options vllm = {.upstreams = o->upstreams,
+                                  .key = o->upstream_key,
+                                  .model = o->upstream_model,
+                                  .log = o->log,
+                                  .log_user = o->log_user};
+    const is_llama_options llama = {.model = o->model,
+                                    .context = o->context,
+                                    .slots = o->slots,
+                                    .threads = o->threads,
+                                    .log = o->log,
+                                    .log_user = o->log_user};
+    status =
+        o->upstreams != NULL ? is_vllm_open(&vllm, &memory->engine, err) : is_llama_open(&llama, &memory->engine, err);
     return status == IS_OK ? is_plan_header(memory, err) : status;
 }
 
@@ -114,7 +120,8 @@ is_status is_open(const is_options *options, is_memory **out, is_error *err)
     is_status status = memory->system_prompt == NULL ? is_fail(err, IS_ENOMEM, "no memory to open %s", options->store)
                                                      : is_store_open(&store, &memory->store, err);
     if (status == IS_OK) status = settle_recipe(memory, options->recipe, err);
-    if (status == IS_OK && options->model != NULL && options->conversation_budget > 0)
+    /* Upstreams keep conversations themselves, in their prefix cache. */
+    if (status == IS_OK && options->model != NULL && options->upstreams == NULL && options->conversation_budget > 0)
         status = is_conversations_open(options->conversation_budget, &memory->conversations, err);
     if (status == IS_OK) status = open_models(memory, options, err);
     if (status == IS_OK && memory->engine != NULL && options->background) status = is_worker_start(memory, err);
@@ -152,7 +159,7 @@ void is_close(is_memory *memory)
 
 static is_status get_stats_inside(is_memory *memory, is_stats *out, is_error *err)
 {
-    bool keyed = memory->engine != NULL && memory->engine->ops->layout(memory->engine) != NULL;
+    bool keyed = memory->engine != NULL && memory->engine->ops->injects(memory->engine);
     is_status status = is_store_stats(memory->store, keyed ? &memory->key : NULL, out, err);
     if (status == IS_OK) out->vector_bytes = is_index_bytes(memory->index);
     return status;

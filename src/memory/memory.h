@@ -17,6 +17,7 @@
 #include <stdatomic.h>
 
 #include "../engine/llama/llama_engine.h"
+#include "../engine/vllm/vllm_engine.h"
 #include "../retrieve/retrieve.h"
 #include "../store/store.h"
 #include "conversation.h"

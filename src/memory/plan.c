@@ -223,7 +223,7 @@ is_status is_prompt_build(is_memory *memory, int64_t scope, const is_fact_list *
     prompt->tool_format = parts.tool_format;
     if (status == IS_OK) status = own(prompt, parts.header, err);
     if (status == IS_OK) status = own(prompt, parts.tail, err);
-    bool chunks = memories && memory->engine->ops->layout(memory->engine) != NULL;
+    bool chunks = memories && memory->engine->ops->injects(memory->engine);
     if (status == IS_OK && chunks) status = pin_chunks(memory, scope, facts, prompt, err);
     if (status == IS_OK) {
         uint32_t context = memory->engine->ops->context(memory->engine);

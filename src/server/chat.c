@@ -282,15 +282,24 @@ static bool begin_choice(is_generation *g)
         g->request, chunk(g, delta(g, json_pack("{s:s, s:s}", "role", "assistant", "content", ""), json_null(), NULL)));
 }
 
-static bool on_token(void *user, const char *piece, size_t n)
+static bool send_piece(is_generation *g, const char *name, const char *piece, size_t n)
 {
-    is_generation *g = user;
     bool first = g->last_token_ms == 0;
     is_note_token(g);
     if (!g->stream) return true;
     if (first && !begin_choice(g)) return false;
-    json_t *content = json_pack("{s:o}", "content", is_json_text(piece, n));
+    json_t *content = json_pack("{s:o}", name, is_json_text(piece, n));
     return is_stream_event(g->request, chunk(g, delta(g, content, is_take_logprobs(g), NULL)));
+}
+
+static bool on_token(void *user, const char *piece, size_t n)
+{
+    return send_piece(user, "content", piece, n);
+}
+
+static bool on_reasoning(void *user, const char *piece, size_t n)
+{
+    return send_piece(user, "reasoning", piece, n);
 }
 
 static json_t *calls_json(const is_answer *answer)
@@ -328,6 +337,8 @@ static json_t *choice_json(is_generation *g, const is_answer *answer)
     json_t *message =
         json_pack("{s:s, s:o}", "role", "assistant", "content", is_json_text(answer->text, strlen(answer->text)));
     json_t *calls = calls_json(answer);
+    if (answer->reasoning != NULL)
+        json_object_set_new(message, "reasoning", is_json_text(answer->reasoning, strlen(answer->reasoning)));
     if (calls != NULL) {
         if (answer->text[0] == '\0') json_object_set_new(message, "content", json_null());
         json_object_set_new(message, "tool_calls", calls);
@@ -406,6 +417,7 @@ void is_handle_chat(is_request *r)
     g->options = is_ask_options_default();
     g->filter = (is_filter){.time_from = IS_TIME_NONE, .time_to = IS_TIME_NONE};
     g->options.on_token = on_token;
+    g->options.on_reasoning = on_reasoning;
     g->options.canceled = is_generation_canceled;
     g->options.user = g;
     is_generation_name(g, "chatcmpl");

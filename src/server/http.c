@@ -165,6 +165,7 @@ unsigned is_status_code(const is_error *err, const char **code)
     case IS_ELIMIT: return MHD_HTTP_BAD_REQUEST;
     case IS_ENOTFOUND: return MHD_HTTP_NOT_FOUND;
     case IS_ECANCELED:
+    case IS_EUNAVAILABLE:
     case IS_ENOMEM: return MHD_HTTP_SERVICE_UNAVAILABLE;
     default: return MHD_HTTP_INTERNAL_SERVER_ERROR;
     }

@@ -312,7 +312,10 @@ void is_handle_status(is_request *r)
         is_reply_failure(r, &err);
         return;
     }
-    json_t *root = json_loads(r->server->describe, 0, NULL); /* version, recipe, engine, embedder */
+    char *about = NULL; /* version, recipe, engine, embedder; of an engine elsewhere, which servers are up */
+    is_status described = is_describe(r->server->memory, &about, NULL);
+    json_t *root = json_loads(described == IS_OK ? about : r->server->describe, 0, NULL);
+    free(about);
     json_t *recent = activity_json(r, &rates, &requests);
     if (root == NULL) root = json_object();
     json_object_set_new(root, "uptime_s", json_real((is_now_ms() - r->server->started_ms) * 1e-3));

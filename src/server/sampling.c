@@ -160,8 +160,8 @@ void is_count_answer(is_generation *g, const is_answer *answer)
                               .refused_damaged = answer->refused_damaged,
                               .status = strcmp(answer->finish, "canceled") == 0 ? 499 : 200};
     is_metrics_answer(g->request->server->metrics, &record);
-    g->prompt_tokens = answer->tokens_injected + answer->tokens_prefilled;
-    g->cached_tokens = answer->tokens_injected;
+    g->cached_tokens = answer->tokens_injected + answer->tokens_cached;
+    g->prompt_tokens = g->cached_tokens + answer->tokens_prefilled;
     g->completion_tokens += answer->tokens_generated;
 }
 

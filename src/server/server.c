@@ -139,11 +139,21 @@ static void on_encoded(void *user, uint32_t facts, double ms)
     is_metrics_encoded(((is_server *)user)->metrics, facts, ms);
 }
 
+/* As it was told, or as the engine says. */
+static void name_model(is_server *s)
+{
+    json_t *about = json_loads(s->describe == NULL ? "{}" : s->describe, 0, NULL);
+    const char *name = s->options.model;
+    if (name == NULL) name = json_string_value(json_object_get(json_object_get(about, "engine"), "model"));
+    (void)snprintf(s->model, sizeof s->model, "%s", name == NULL ? "inferscale" : name);
+    json_decref(about);
+}
+
 static is_status start(is_server *s, is_error *err)
 {
     const is_server_options *o = &s->options;
     is_status status = is_describe(s->memory, &s->describe, err);
-    (void)snprintf(s->model, sizeof s->model, "%s", o->model == NULL ? "inferscale" : o->model);
+    name_model(s);
     (void)snprintf(s->embedder, sizeof s->embedder, "%s", o->embedder == NULL ? "" : o->embedder);
     if (status == IS_OK && o->keys != NULL) status = is_keys_open(o->keys, &s->keys, err);
     if (status == IS_OK && o->rate > 0) status = is_rate_open(o->rate, &s->rate, err);
@@ -175,6 +185,11 @@ is_status is_server_start(is_memory *memory, const is_server_options *options, i
     }
     *out = s;
     return IS_OK;
+}
+
+const char *is_server_model(const is_server *server)
+{
+    return server->model;
 }
 
 uint16_t is_server_port(const is_server *server)

@@ -17,7 +17,7 @@ typedef struct is_server_options {
     const char *keys;     /* lines "TENANT SHA256", # comments; NULL: no key is needed */
     const char *tls_cert; /* PEM texts; both or neither */
     const char *tls_key;
-    const char *model; /* names of the models in /v1/models; embedder "" or NULL: none */
+    const char *model; /* names of the models in /v1/models; NULL: as the engine says; embedder "" or NULL: none */
     const char *embedder;
     uint32_t workers;     /* questions in work at the same time: the memory's slots */
     uint32_t queue;       /* requests that wait; one more is refused with 429 */
@@ -34,6 +34,8 @@ is_server_options is_server_options_default(void);
 /* memory is the caller's and must outlive the server.  *out: is_server_stop. */
 is_status is_server_start(is_memory *memory, const is_server_options *options, is_server **out, is_error *err);
 uint16_t is_server_port(const is_server *server);
+/* The name under which it offers its model. */
+const char *is_server_model(const is_server *server);
 /* Takes no new connection or request, and waits for those in work, at most so long; true when all are done. */
 bool is_server_drain(is_server *server, double wait_ms);
 /* Cancels what still runs, waits for it, frees. */

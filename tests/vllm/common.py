@@ -30,12 +30,12 @@ def free_port():
 class Server:
     """vLLM's server as an operator starts it."""
 
-    def __init__(self, *options, folder=None, dtype="bfloat16", log_level="INFO", ranks=1):
+    def __init__(self, *options, folder=None, dtype="bfloat16", log_level="INFO", ranks=1, port=None):
         self.folder = folder or tempfile.mkdtemp(prefix="inferscale-chunks-")
         self.is_own = folder is None
         self.ranks = ranks
         self.log = tempfile.NamedTemporaryFile(mode="w+", prefix="inferscale-vllm-", suffix=".log")
-        port = free_port()
+        port = port or free_port()
         self.url = f"http://127.0.0.1:{port}"
         transfer = {"kv_connector": "InferScaleConnector", "kv_connector_module_path": "inferscale_vllm", "kv_role": "kv_both",
                     "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"folder": self.folder}}

@@ -342,6 +342,11 @@ static is_status op_encode(is_engine *base, is_encode_job *encode_job, is_error 
     return status;
 }
 
+static bool op_injects(is_engine *base)
+{
+    return ((is_llama *)base)->injectable;
+}
+
 static const is_layout *op_layout(is_engine *base)
 {
     is_llama *engine = (is_llama *)base;
@@ -474,6 +479,7 @@ static void op_close(is_engine *base)
 
 static const is_engine_ops ops = {
     .close = op_close,
+    .injects = op_injects,
     .layout = op_layout,
     .why_not = op_why_not,
     .fingerprint = op_fingerprint,
