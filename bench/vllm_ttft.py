@@ -1,19 +1,23 @@
 #!/usr/bin/env python3
 """Time to the first token through vLLM's server: 50 facts prefilled, found in vLLM's own prefix cache, and injected.
 
-    scripts/setup.sh --vllm && make build/libinferscale-connector.so
+    scripts/setup.sh --vllm && make build/libinferscale-connector.so build/inferscale
     bench/vllm_ttft.py > bench/results/vllm-ttft.json
 
-The three take turns on one server, each time with another question, and each question is asked twice of the prefix
-cache so that the second finds it warm, which is the least that the engine itself needs. Times are a client's over HTTP.
+They take turns on one server, each time with another question, and each question is asked twice of the prefix cache so
+that the second finds it warm, which is the least that the engine itself needs. Then the same facts are asked about
+through `inferscale serve --engine vllm`, prefilled and injected: there the time has the search for the facts in it, and
+the plan. Times are a client's over HTTP.
 """
 import argparse
 import json
 import os
 import pathlib
 import re
+import shutil
 import statistics
 import sys
+import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -41,6 +45,40 @@ def first_token_ms(server, tokens, salt, wish=None):
     return took
 
 
+def gateway_first_token_ms(gateway, question, k, mode):
+    """Of one choice, of a user without a cache of that question's facts."""
+    body = {"user": "bench", "messages": [{"role": "user", "content": question}], "max_tokens": 2, "temperature": 0, "stream": True,
+            "stream_options": {"include_usage": True}, "inferscale": {"k": k, "mode": mode}}
+    begun = time.perf_counter()
+    took, about = None, None
+    with gateway.http.post(gateway.url + "/v1/chat/completions", json=body, stream=True, timeout=900) as reply:
+        for line in reply.iter_lines():
+            if took is None and b'"content":"' in line and b'"content":""' not in line:
+                took = (time.perf_counter() - begun) * 1e3
+            if b'"inferscale"' in line:
+                about = json.loads(line[6:])["inferscale"]
+    return took, about
+
+
+def measure_gateway(server, chosen, questions):
+    """Each question once a mode, in a store of its own: what vLLM's prefix cache has of one question is of no use to another."""
+    from gateway import Gateway
+
+    lines = [json.loads(line) for line in (ROOT / "data/sample/conversation.jsonl").read_text().splitlines()]
+    facts = [{"text": x["text"], "time": x["time"]} for x in lines if x["type"] == "fact"]
+    times = {"prefill": [], "inject": []}
+    with Gateway([server.url], pathlib.Path(server.folder).parent) as gateway:
+        gateway.add("bench", facts)
+        for i, question in enumerate(questions[:chosen.repeat + 1]):
+            for mode in times:
+                took, about = gateway_first_token_ms(gateway, question, chosen.k, mode)
+                cached = about["tokens_injected"]
+                print(f"gateway: {mode} {took:.0f} ms, {cached} tokens injected, {about['tokens_prefilled']} prefilled", file=sys.stderr)
+                if i > 0:
+                    times[mode].append(took)
+    return {mode: statistics.median(values) for mode, values in times.items()}
+
+
 def main():
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("-k", type=int, default=50, help="facts in the prompt (50)")
@@ -60,7 +98,8 @@ def main():
     k = chosen.k
     front = prompts.header + sum(prompts.facts[:k], [])
     times = {"prefill": [], "resident": [], "inject": [], "connector": []}
-    with Server(log_level="DEBUG") as server:
+    store = tempfile.mkdtemp(prefix="inferscale-bench-")
+    with Server("--enable-prompt-tokens-details", log_level="DEBUG", folder=f"{store}/chunks") as server:
         primer = prompts.header + sum(prompts.facts[k:k + 8], [])
         chunks = [server.encode(prompts.header)]
         begun = time.perf_counter()
@@ -78,6 +117,8 @@ def main():
             if i > 0:
                 for name, ms in (("prefill", prefill), ("resident", resident), ("inject", injected), ("connector", float(own[0]))):
                     times[name].append(ms)
+        gateway = measure_gateway(server, chosen, questions)
+    shutil.rmtree(store)
     median = {name: statistics.median(values) for name, values in times.items()}
     features = [f for f in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if f in pathlib.Path("/proc/cpuinfo").read_text()]
     print(json.dumps({
@@ -85,6 +126,8 @@ def main():
         "k": k, "memory_tokens": len(front), "repeat": chosen.repeat, "prefill_ttft_ms": median["prefill"], "resident_ttft_ms": median["resident"],
         "inject_ttft_ms": median["inject"], "connector_ms": median["connector"], "speedup": median["prefill"] / median["inject"],
         "above_resident_ms": median["inject"] - median["resident"], "encode_facts_per_s": k / encode_s,
+        "gateway_prefill_ttft_ms": gateway["prefill"], "gateway_inject_ttft_ms": gateway["inject"],
+        "gateway_speedup": gateway["prefill"] / gateway["inject"],
     }, indent=2))
 
 
