@@ -38,8 +38,12 @@ static void on_logprob(void *user, const is_token_logprob *tokens, size_t n)
 static sum read_in(const uint8_t *data, size_t size, size_t step)
 {
     sum total = {0, 0};
-    const is_run run = {
-        .n_logprobs = 2, .on_logprob = on_logprob, .on_token = on_piece, .on_reasoning = on_piece, .user = &total};
+    const is_run run = {.max_tokens = 1,
+                        .n_logprobs = 2,
+                        .on_logprob = on_logprob,
+                        .on_token = on_piece,
+                        .on_reasoning = on_piece,
+                        .user = &total};
     is_vllm_stream stream;
     is_vllm_stream_open(&stream, &run);
     for (size_t at = 0; at < size; at += step) {

@@ -167,6 +167,8 @@ def test_tools_formats_and_streams_are_vllms(gateway, elke):
     assert two.choices[0].message.content != two.choices[1].message.content
     assert client.completions.create(model="any", prompt="Once upon a", max_tokens=5, temperature=0).choices[0].text
     assert [m.id for m in client.models.list()][0] == "model"
+    nothing = gateway.ask("hi", "elke", k=5, max_tokens=0)  # vLLM itself makes one at least
+    assert nothing.text == "" and nothing.memory["tokens_prefilled"] > 0
 
 
 def test_what_vllm_refuses_is_said(gateway):

@@ -225,10 +225,7 @@ static is_status take_result(const is_vllm *engine, is_vllm_stream *s, const is_
     s->text = s->reasoning = NULL;
     out->finish = s->canceled ? "canceled" : s->finish;
     if (s->calls != NULL && !s->canceled) out->tool_calls = json_dumps(s->calls, JSON_COMPACT);
-    if (run->max_tokens == 0 && out->text != NULL) { /* vLLM makes at least one */
-        out->text[0] = '\0';
-        out->stats.tokens_generated = 0;
-    }
+    if (run->max_tokens == 0) out->stats.tokens_generated = 0;
     if (out->text != NULL && (s->calls == NULL || s->canceled || out->tool_calls != NULL)) return IS_OK;
     free(out->text);
     free(out->reasoning);

@@ -173,6 +173,7 @@ static bool take_event(is_vllm_stream *s, const json_t *event)
         s->has_details = json_is_object(json_object_get(usage, "prompt_tokens_details"));
         s->cached_tokens = number(json_object_get(usage, "prompt_tokens_details"), "cached_tokens");
     }
+    if (s->run->max_tokens == 0) return true; /* vLLM makes at least one */
     const json_t *choice = json_array_get(json_object_get(event, "choices"), 0);
     tell_logprobs(s, json_object_get(json_object_get(choice, "logprobs"), "content"));
     const char *finish = json_string_value(json_object_get(choice, "finish_reason"));

@@ -1243,6 +1243,16 @@ function layerTable(layers) {
   return card("Layers", h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Table of layers" }, table));
 }
 
+/* Of an engine that runs elsewhere: its servers. */
+function upstreamTable(upstreams) {
+  if (!Array.isArray(upstreams) || upstreams.length === 0) return "";
+  const head = ["Server", "Answers", "In work", "Why not"].map((name) => h("th", { scope: "col" }, name));
+  const rows = upstreams.map((u) => h("tr", null,
+    [u.url, yesNo(u.up), formatCount(u.in_work), u.why_not || ""].map((cell) => h("td", null, cell))));
+  const table = h("table", null, h("thead", null, h("tr", null, head)), h("tbody", null, rows));
+  return card("vLLM servers", h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Table of vLLM servers" }, table));
+}
+
 function engineNotice(engine) {
   const notice = (kind, text) => h(`p.notice.${kind}`, null, text);
   if (!engine) return notice("warn", "There is no chat model: facts are kept and searched, and nothing is answered.");
@@ -1257,7 +1267,7 @@ const link = (path) => h("a", { href: path }, path);
 /* What is shown under a name of its own; the rest of the engine's description is shown as it comes. */
 const ENGINE_KEYS = [
   "engine", "llama_cpp", "model", "context", "slots", "threads", "fingerprint", "injection", "why_not", "kv_type",
-  "kv_bytes_per_token", "v_transposed", "layers", "compose", "probe", "probe_ms",
+  "kv_bytes_per_token", "v_transposed", "layers", "compose", "probe", "probe_ms", "upstreams",
 ];
 
 function renderEngine() {
@@ -1314,6 +1324,7 @@ function renderEngine() {
       ["Interface", link("/openapi.json")],
       ["Metrics", link("/metrics")],
     ]),
+    upstreamTable(e.upstreams),
     layerTable(e.layers));
 }
 
