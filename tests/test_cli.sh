@@ -11,6 +11,9 @@
 #
 # shellcheck disable=SC2016 # the backquotes in messages are backquotes
 
+# Ctrl-C is tried, and who starts this in the background has it ignored, which is inherited.
+[ "${SIGNALS_ARE_RESET:-}" ] || exec env --default-signal=INT SIGNALS_ARE_RESET=yes bash "$0" "$@"
+
 set -uo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
