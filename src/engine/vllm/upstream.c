@@ -205,6 +205,14 @@ static const is_control *control_of(const is_vllm *engine, const json_t *id)
     return NULL;
 }
 
+static void free_controls(is_vllm *engine)
+{
+    for (size_t i = 0; i < engine->n_controls; i++) free(engine->controls[i].text);
+    free(engine->controls);
+    engine->controls = NULL;
+    engine->n_controls = 0;
+}
+
 static is_status adopt_controls(is_vllm *engine, const about *a, is_error *err)
 {
     json_t *controls = json_object_get(a->described, "control_tokens"), *id;
@@ -231,15 +239,16 @@ static is_status adopt_controls(is_vllm *engine, const about *a, is_error *err)
                    "see where the texts of a prompt go");
 }
 
-/* What the first one says is what all must say. */
+/* What the first one says is what all must say.  Nothing of one that cannot be used stays. */
 static is_status adopt(is_vllm *engine, about *a, is_error *err)
 {
-    uint8_t bytes[16];
-    for (int i = 0; i < 16; i++) {
-        char two[3] = {a->fingerprint[2 * i], a->fingerprint[2 * i + 1], '\0'};
-        bytes[i] = (uint8_t)strtoul(two, NULL, 16);
+    is_status status = adopt_controls(engine, a, err);
+    if (status != IS_OK) {
+        free_controls(engine);
+        return status;
     }
-    is_hash128((is_span[]){{"vllm", 4}, {bytes, sizeof bytes}, {&a->ranks, sizeof a->ranks}}, 3, engine->fingerprint);
+    is_hash128((is_span[]){{"vllm", 4}, {a->fingerprint, strlen(a->fingerprint)}, {&a->ranks, sizeof a->ranks}}, 3,
+               engine->fingerprint);
     engine->model = a->model;
     a->model = NULL;
     engine->context = a->context;
@@ -247,7 +256,7 @@ static is_status adopt(is_vllm *engine, about *a, is_error *err)
     engine->block = a->block;
     memcpy(engine->identity, a->identity, sizeof engine->identity);
     (void)snprintf(engine->why_not, sizeof engine->why_not, "%s", a->why_not);
-    return adopt_controls(engine, a, err);
+    return IS_OK;
 }
 
 /* ------------------------------------------------------------ up and down */
@@ -402,8 +411,7 @@ void is_upstreams_close(is_vllm *engine)
     pthread_mutex_unlock(&engine->lock);
     if (engine->keeper_started) pthread_join(engine->keeper, NULL);
     for (uint32_t i = 0; i < engine->n_upstreams; i++) free(engine->upstreams[i].url);
-    for (size_t i = 0; i < engine->n_controls; i++) free(engine->controls[i].text);
-    free(engine->controls);
+    free_controls(engine);
 }
 
 json_t *is_upstreams_describe(is_vllm *engine)
