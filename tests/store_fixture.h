@@ -68,7 +68,7 @@ static inline void *fixture_chunk(int64_t fact, uint32_t n_tokens, uint8_t salt,
     (void)snprintf(info.recipe, sizeof info.recipe, "%s", key->recipe);
     int32_t *tokens = calloc(n_tokens, sizeof *tokens);
     *size = is_chunk_bytes(&layout, n_tokens);
-    void *bytes = aligned_alloc(IS_CHUNK_ALIGN, is_align_up(*size, IS_CHUNK_ALIGN));
+    void *bytes = is_chunk_memory(*size);
     if (tokens == NULL || bytes == NULL) abort();
     tokens[0] = (int32_t)fact;
     if (is_chunk_begin(bytes, *size, &layout, &info, tokens, NULL) != IS_OK) abort();

@@ -311,7 +311,7 @@ static is_status read_file(int fd, const char *name, void **bytes, size_t *size,
     if (fstat(fd, &about) != 0 || about.st_size <= 0 || about.st_size > LARGEST_FILE)
         return is_fail(err, IS_ECORRUPT, "chunk %s is not of a chunk's size", name);
     *size = (size_t)about.st_size;
-    uint8_t *memory = aligned_alloc(IS_CHUNK_ALIGN, is_align_up(*size, IS_CHUNK_ALIGN));
+    uint8_t *memory = is_chunk_memory(*size);
     if (memory == NULL) return is_fail(err, IS_ENOMEM, "no memory for chunk %s of %zu bytes", name, *size);
     *bytes = memory;
     if (is_file_read(fd, memory, *size) != 0) return is_fail(err, IS_EIO, "chunk %s cannot be read to its end", name);
@@ -533,7 +533,7 @@ int is_connector_store(is_connector *c, const char *key, const char *recipe, con
         return done(is_fail(&err, IS_EINVAL, "a chunk of %u tokens with key \"%.*s\" and recipe \"%.80s\" cannot be", n,
                             IS_CONNECTOR_KEY, key, recipe),
                     &err, text);
-    void *bytes = aligned_alloc(IS_CHUNK_ALIGN, is_align_up(size, IS_CHUNK_ALIGN));
+    void *bytes = is_chunk_memory(size);
     if (bytes == NULL) return done(is_fail(&err, IS_ENOMEM, "no memory for a chunk of %zu bytes", size), &err, text);
     is_chunk_info info = {.p_ref = (int32_t)begin, .n_tokens = n};
     memcpy(info.fingerprint, c->fingerprint, 16);

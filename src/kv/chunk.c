@@ -7,6 +7,8 @@
  */
 #include "chunk_format.h"
 
+#include <stdlib.h>
+
 static const chunk_record *record_at(const uint8_t *records, uint32_t layer)
 {
     return (const chunk_record *)(const void *)(records + layer * sizeof(chunk_record));
@@ -24,6 +26,11 @@ static chunk_record plan_record(const is_layout *layout, uint32_t layer, uint32_
     record.v_offset = is_align_up(record.k_offset + chunk_k_bytes(&record, element), CHUNK_PART_ALIGN);
     *cursor = is_align_up(record.v_offset + chunk_v_bytes(&record, element), CHUNK_PART_ALIGN);
     return record;
+}
+
+void *is_chunk_memory(size_t size)
+{
+    return aligned_alloc(IS_CHUNK_ALIGN, is_align_up(size > 0 ? size : 1, IS_CHUNK_ALIGN));
 }
 
 size_t is_chunk_bytes(const is_layout *layout, uint32_t n_tokens)

@@ -59,6 +59,9 @@ typedef struct is_chunk_rows {
     size_t v_row;     /* bytes of one V row */
 } is_chunk_rows;
 
+/* Page-aligned memory for a chunk of this size, free(); NULL without memory. */
+void *is_chunk_memory(size_t size);
+
 /* Bytes that a chunk of n tokens takes; 0 when it does not fit in size_t or n is out of range. */
 size_t is_chunk_bytes(const is_layout *layout, uint32_t n_tokens);
 

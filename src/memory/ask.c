@@ -182,18 +182,13 @@ static void count_history(const is_prompt *prompt, is_answer *answer)
 /* The workers had not all that they were named: it is looked for, and made anew where it is lost. */
 static void doubt_chunks(is_memory *memory, int64_t scope, const is_fact_list *facts)
 {
-    const int64_t header = 0;
-    is_pin *pin = NULL;
-    size_t lost = 0, bad = 0;
-    is_store_doubt(memory->store, &header, 1);
-    (void)is_store_pin(memory->store, 0, &header, 1, &memory->key, &pin, &lost, NULL);
-    is_store_unpin(memory->store, &pin, 1);
-    for (size_t i = 0; i < facts->n; i++) {
-        is_store_doubt(memory->store, &facts->facts[i].id, 1);
-        (void)is_store_pin(memory->store, scope, &facts->facts[i].id, 1, &memory->key, &pin, &bad, NULL);
-        is_store_unpin(memory->store, &pin, 1);
-        lost += bad;
-    }
+    int64_t ids[IS_MAX_K + 1] = {0}; /* the header, then the facts */
+    is_pin *pins[IS_MAX_K + 1];
+    size_t n = facts->n + 1, lost = 0;
+    for (size_t i = 1; i < n; i++) ids[i] = facts->facts[i - 1].id;
+    is_store_doubt(memory->store, ids, n);
+    if (is_store_pin(memory->store, scope, ids, n, &memory->key, pins, &lost, NULL) == IS_OK)
+        is_store_unpin(memory->store, pins, n);
     if (lost > 0) is_worker_notify(memory);
 }
 

@@ -259,7 +259,6 @@ struct is_server {
     atomic_uint open;    /* requests that are not answered to the last byte */
     double started_ms;
     int64_t started;                                /* Unix seconds */
-    char *describe;                                 /* is_describe's JSON */
     char model[IS_MAX_NAME], embedder[IS_MAX_NAME]; /* ids in /v1/models */
 };
 

@@ -307,14 +307,14 @@ void is_handle_status(is_request *r)
 {
     is_error err = {0};
     is_stats stats;
+    char *about = NULL; /* version, recipe, engine, embedder; of an engine elsewhere, which servers are up */
     json_t *rates = NULL, *requests = NULL;
-    if (is_get_stats(r->server->memory, &stats, &err) != IS_OK) {
+    if (is_get_stats(r->server->memory, &stats, &err) != IS_OK ||
+        is_describe(r->server->memory, &about, &err) != IS_OK) {
         is_reply_failure(r, &err);
         return;
     }
-    char *about = NULL; /* version, recipe, engine, embedder; of an engine elsewhere, which servers are up */
-    is_status described = is_describe(r->server->memory, &about, NULL);
-    json_t *root = json_loads(described == IS_OK ? about : r->server->describe, 0, NULL);
+    json_t *root = json_loads(about, 0, NULL);
     free(about);
     json_t *recent = activity_json(r, &rates, &requests);
     if (root == NULL) root = json_object();

@@ -140,20 +140,24 @@ static void on_encoded(void *user, uint32_t facts, double ms)
 }
 
 /* As it was told, or as the engine says. */
-static void name_model(is_server *s)
+static is_status name_model(is_server *s, is_error *err)
 {
-    json_t *about = json_loads(s->describe == NULL ? "{}" : s->describe, 0, NULL);
+    char *text = NULL;
+    is_status status = is_describe(s->memory, &text, err);
+    if (status != IS_OK) return status;
+    json_t *about = json_loads(text, 0, NULL);
     const char *name = s->options.model;
     if (name == NULL) name = json_string_value(json_object_get(json_object_get(about, "engine"), "model"));
     (void)snprintf(s->model, sizeof s->model, "%s", name == NULL ? "inferscale" : name);
     json_decref(about);
+    free(text);
+    return IS_OK;
 }
 
 static is_status start(is_server *s, is_error *err)
 {
     const is_server_options *o = &s->options;
-    is_status status = is_describe(s->memory, &s->describe, err);
-    name_model(s);
+    is_status status = name_model(s, err);
     (void)snprintf(s->embedder, sizeof s->embedder, "%s", o->embedder == NULL ? "" : o->embedder);
     if (status == IS_OK && o->keys != NULL) status = is_keys_open(o->keys, &s->keys, err);
     if (status == IS_OK && o->rate > 0) status = is_rate_open(o->rate, &s->rate, err);
@@ -232,6 +236,5 @@ void is_server_stop(is_server *s)
     is_keys_close(s->keys);
     is_rate_close(s->rate);
     is_metrics_close(s->metrics);
-    free(s->describe);
     free(s);
 }

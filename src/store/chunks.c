@@ -100,7 +100,7 @@ static is_status pack(parcel *p, const is_chunk_key *key, const void *bytes, siz
 {
     if (p->fact == 0 && (p->scope != 0 || p->n_deps != 0))
         return is_fail(err, IS_EINVAL, "the header's chunk belongs to no scope and depends on no fact");
-    p->bytes = is_files_memory(size);
+    p->bytes = is_chunk_memory(size);
     if (p->bytes == NULL) return is_fail(err, IS_ENOMEM, "out of memory for a chunk of %zu bytes", size);
     memcpy(p->bytes, bytes, size);
     is_status status = is_chunk_open(&p->chunk, p->bytes, size, IS_CHUNK_CHECK_PAYLOAD, err);
@@ -162,11 +162,15 @@ static is_status enter(is_store *store, const parcel *p, is_chunk_rows_list *old
     return status;
 }
 
-/* The key is put, or given up.  db_mutex is held. */
-static void await_no_more(is_store *store, int64_t key)
+/* The key is put, or given up; false: it was before.  db_mutex is held. */
+static bool await_no_more(is_store *store, int64_t key)
 {
-    for (size_t i = 0; i < store->n_awaited; i++)
-        if (store->awaited[i] == key) store->awaited[i] = store->awaited[--store->n_awaited];
+    for (size_t i = 0; i < store->n_awaited; i++) {
+        if (store->awaited[i] != key) continue;
+        store->awaited[i] = store->awaited[--store->n_awaited];
+        return true;
+    }
+    return false;
 }
 
 /* The row, and with it the memory: p->bytes belong to the tier when this is well. */
@@ -183,7 +187,7 @@ static is_status enter_and_keep(is_store *store, parcel *p, is_chunk_rows_list *
         }
     }
     if (status == IS_OK) {
-        await_no_more(store, p->chunk.info.key);
+        (void)await_no_more(store, p->chunk.info.key);
         is_tier_insert(store->tier, p->scope, p->fact, p->key, p->bytes, &p->chunk);
         p->bytes = NULL;
     }
@@ -238,10 +242,8 @@ is_status is_store_new_key(is_store *store, int64_t *key, is_error *err)
 void is_store_drop_key(is_store *store, int64_t key)
 {
     const is_chunk_row row = {.file = key};
-    bool awaited = false;
     is_db_lock(store);
-    for (size_t i = 0; i < store->n_awaited; i++) awaited = awaited || store->awaited[i] == key;
-    await_no_more(store, key);
+    bool awaited = await_no_more(store, key);
     is_db_unlock(store);
     if (awaited) is_files_unlink(store, &row, 1);
 }

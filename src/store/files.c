@@ -75,11 +75,6 @@ void is_files_digest(const void *bytes, size_t size, uint8_t out[16])
     is_hash128((is_span[]){{bytes, size < DIGEST_BYTES ? size : DIGEST_BYTES}}, 1, out);
 }
 
-void *is_files_memory(size_t size)
-{
-    return aligned_alloc(IS_CHUNK_ALIGN, is_align_up(size > 0 ? size : 1, IS_CHUNK_ALIGN));
-}
-
 /* ------------------------------------------------------------ folders */
 
 is_status is_files_open(is_store *store, is_error *err)
@@ -195,7 +190,7 @@ static is_status check_part(const is_store *store, const char *name, const is_ch
     int fd = openat(store->chunks_fd, name, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return is_fail(err, IS_EIO, "chunk part %s cannot be opened: %s", name, strerror(errno));
     size_t size = fstat(fd, &about) == 0 && about.st_size > 0 ? (size_t)about.st_size : 0;
-    void *bytes = is_files_memory(size);
+    void *bytes = is_chunk_memory(size);
     is_status status = bytes == NULL ? is_fail(err, IS_ENOMEM, "out of memory for chunk part %s", name) : IS_OK;
     if (status == IS_OK) status = read_whole(fd, name, bytes, size, err);
     if (status == IS_OK && is_chunk_open(&part, bytes, size, IS_CHUNK_CHECK_PAYLOAD, &why) != IS_OK)
@@ -258,7 +253,7 @@ is_status is_files_load(is_store *store, const is_chunk_row *row, void **bytes, 
         return is_fail(err, IS_ENOTFOUND, "chunk file %s is gone", name);
     if (fd < 0) return is_fail(err, IS_EIO, "chunk file %s cannot be opened: %s", name, strerror(errno));
     is_status status = IS_OK;
-    void *memory = is_files_memory((size_t)row->bytes);
+    void *memory = is_chunk_memory((size_t)row->bytes);
     if (memory == NULL) status = is_fail(err, IS_ENOMEM, "out of memory for chunk file %s", name);
     if (status == IS_OK) status = load(store, fd, name, row, memory, chunk, err);
     (void)close(fd);

@@ -190,8 +190,6 @@ is_status is_files_make_parts(is_store *store, int64_t file, is_error *err);
 is_status is_files_check_parts(is_store *store, const is_chunk *stub, bool whole, is_error *err);
 /* Unlinks the rows' files and parts and syncs the folders; what is not there is passed over. */
 void is_files_unlink(is_store *store, const is_chunk_row *rows, size_t n);
-/* Page-aligned memory for a chunk, free(). */
-void *is_files_memory(size_t size);
 
 /*
  * Compares folder and index, which must not change meanwhile.  files: [n] rising numbers of the index; seen[i] is set

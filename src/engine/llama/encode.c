@@ -164,7 +164,7 @@ void *is_chunk_new(const is_llama *engine, uint32_t n_prefix, const int32_t *pre
     memcpy(info.text, target->text, sizeof info.text);
     strncpy(info.recipe, recipe, sizeof info.recipe - 1);
     *size = is_chunk_bytes(layout, target->n_tokens);
-    void *chunk = *size == 0 ? NULL : aligned_alloc(IS_CHUNK_ALIGN, is_align_up(*size, IS_CHUNK_ALIGN));
+    void *chunk = *size == 0 ? NULL : is_chunk_memory(*size);
     if (chunk == NULL) {
         (void)is_fail(err, IS_ENOMEM, "no memory for a chunk of %u tokens", target->n_tokens);
         return NULL;

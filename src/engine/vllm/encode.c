@@ -23,7 +23,7 @@ static is_status make_stub(const is_vllm *engine, const is_encode_job *job, is_e
     is_hash128((is_span[]){{job->prefix, job->n_prefix * sizeof *job->prefix}}, 1, info.context);
     (void)snprintf(info.recipe, sizeof info.recipe, "%s", job->recipe);
     size_t size = is_chunk_stub_bytes(t->n_tokens);
-    void *bytes = size == 0 ? NULL : aligned_alloc(IS_CHUNK_ALIGN, size);
+    void *bytes = size == 0 ? NULL : is_chunk_memory(size);
     if (bytes == NULL) return is_fail(err, IS_ENOMEM, "no memory for a chunk of %u tokens", t->n_tokens);
     is_status status = is_chunk_stub(bytes, size, &info, t->tokens, err);
     if (status != IS_OK) {

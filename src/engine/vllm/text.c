@@ -43,9 +43,10 @@ static const is_control *control_at(const is_vllm *engine, const char *at)
     return NULL;
 }
 
+/* NULL has none. */
 static bool has_control(const is_vllm *engine, const char *text)
 {
-    for (; *text != '\0'; text++)
+    for (; text != NULL && *text != '\0'; text++)
         if (control_at(engine, text) != NULL) return true;
     return false;
 }
@@ -251,13 +252,11 @@ static const char *role_of(const is_message *m)
 static is_status marked_message(const is_vllm *engine, const is_message *m, size_t number, json_t **out, is_error *err)
 {
     json_error_t why;
-    const char *const as_they_are[] = {m->tool_calls, m->tool_call_id};
-    for (size_t i = 0; i < 2; i++)
-        if (as_they_are[i] != NULL && has_control(engine, as_they_are[i]))
-            return is_fail(err, IS_EINVAL, "message %zu has a control token of the model outside of its text", number);
-    if (has_control(engine, m->role)) return is_fail(err, IS_EINVAL, "message %zu has no role", number);
+    const char *role = role_of(m);
+    if (has_control(engine, role) || has_control(engine, m->tool_calls) || has_control(engine, m->tool_call_id))
+        return is_fail(err, IS_EINVAL, "message %zu has a control token of the model outside of its text", number);
     const char *text = m->content == NULL ? NULL : m->content[0] == '\0' ? "" : engine->mark_text->text;
-    *out = json_pack("{s:s, s:s?}", "role", role_of(m), "content", text);
+    *out = json_pack("{s:s, s:s?}", "role", role, "content", text);
     json_t *calls = *out == NULL || m->tool_calls == NULL ? NULL : json_loads(m->tool_calls, 0, &why);
     if (*out == NULL) return is_fail(err, IS_ENOMEM, "no memory for a prompt");
     if (m->tool_calls != NULL && !json_is_array(calls)) {
