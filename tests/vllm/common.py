@@ -1,5 +1,6 @@
 """A vLLM server with the connector, and prompts for it."""
 
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -127,6 +128,12 @@ class Answer:
         self.tokens = [int(t.split(":")[1]) for t in logprobs["tokens"]]
         self.steps = [{int(t.split(":")[1]): p for t, p in step.items()} for step in logprobs["top_logprobs"]]
         self.cached = cached
+
+
+def at_once(n, work):
+    """work(0) to work(n - 1), each in a thread of its own, and what they return; what one of them raises is raised."""
+    with concurrent.futures.ThreadPoolExecutor(n) as pool:
+        return list(pool.map(work, range(n)))
 
 
 def inject(*chunks):

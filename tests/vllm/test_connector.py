@@ -3,7 +3,6 @@
 import re
 import secrets
 import sys
-import threading
 import time
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ import requests
 import torch
 import transformers
 
-from common import BLOCK, MODEL, ROOT, Server, fresh_salt, inject, whole_blocks
+from common import BLOCK, MODEL, ROOT, Server, at_once, fresh_salt, inject, whole_blocks
 
 sys.path.insert(0, str(ROOT / "python/inferscale_vllm"))  # without the package, which needs vLLM
 from describe import describe
@@ -295,27 +294,17 @@ def test_sixteen_users_at_once(server, prompts):
     words = ["amber", "birch", "cedar", "daisy", "ebony", "fern", "grape", "hazel", "iris", "jade", "kelp", "lemon", "maple", "nutmeg", "olive",
              "pearl"]
     tail = prompts.tail("What is the password of the garden gate?") + prompts.encode("The password of the garden gate is \"")
-    results, errors = {}, []
 
     def user(number):
-        try:
-            http = requests.Session()
-            own = prompts.fact("2025-05-01", f"The password of the garden gate is \"{words[number]}\".")
-            parts = [prompts.header, *prompts.facts[number:number + 12], own]
-            chunks = [server.encode(part, http=http) for part in parts]
-            prompt, wish = sum(parts, []) + tail, inject(*chunks)
-            results[number] = (prompt, wish, server.complete(prompt, salt=fresh_salt(), wish=wish, n=4, http=http))
-        except Exception as error:  # told below
-            errors.append(error)
+        http = requests.Session()
+        own = prompts.fact("2025-05-01", f"The password of the garden gate is \"{words[number]}\".")
+        parts = [prompts.header, *prompts.facts[number:number + 12], own]
+        chunks = [server.encode(part, http=http) for part in parts]
+        prompt, wish = sum(parts, []) + tail, inject(*chunks)
+        return prompt, wish, server.complete(prompt, salt=fresh_salt(), wish=wish, n=4, http=http)
 
-    threads = [threading.Thread(target=user, args=(n,)) for n in range(len(words))]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not errors, errors
     right = 0
-    for number, (prompt, wish, answer) in results.items():
+    for number, (prompt, wish, answer) in enumerate(at_once(len(words), user)):
         text = prompts.decode(answer.tokens).lower()
         assert answer.cached == whole_blocks(len(prompt) - len(tail))
         assert not any(word in text for i, word in enumerate(words) if i != number), (number, text)

@@ -11,7 +11,7 @@ import time
 import pytest
 import requests
 
-from common import BLOCK, ROOT, Server, free_port
+from common import BLOCK, ROOT, Server, at_once, free_port
 from gateway import BIN, Gateway, Spoiler, events_of
 
 KEY = "the upstream's key"
@@ -238,27 +238,17 @@ def test_sixteen_users_at_once(gateway):
     """The same question over different memories, added while others ask: nobody gets another's."""
     words = ["amber", "birch", "cedar", "daisy", "ebony", "fern", "grape", "hazel", "iris", "jade", "kelp", "lemon", "maple", "nutmeg", "olive",
              "pearl"]
-    answers, errors = {}, []
 
     def user(n):
-        try:
-            http = requests.Session()
-            name = f"crowd {n}"
-            gateway.add(name, [f"The password of the garden gate is \"{words[n]}\".", "The gate is green.", "The garden is large."], http=http)
-            answers[n] = gateway.ask("What is the password of the garden gate?", name, k=3, http=http)
-        except Exception as error:  # told below
-            errors.append(error)
+        http, name = requests.Session(), f"crowd {n}"
+        gateway.add(name, [f"The password of the garden gate is \"{words[n]}\".", "The gate is green.", "The garden is large."], http=http)
+        return gateway.ask("What is the password of the garden gate?", name, k=3, http=http)
 
-    threads = [threading.Thread(target=user, args=(n,)) for n in range(len(words))]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not errors, errors
-    for n, answer in answers.items():
+    answers = at_once(len(words), user)
+    for n, answer in enumerate(answers):
         assert answer.memory["tokens_injected"] > 0
         assert not any(word in answer.text.lower() for i, word in enumerate(words) if i != n), (n, answer.text)
-    assert sum(words[n] in answer.text.lower() for n, answer in answers.items()) > len(words) / 2
+    assert sum(words[n] in answer.text.lower() for n, answer in enumerate(answers)) > len(words) / 2
 
 
 # ------------------------------------------------------------ faults

@@ -1,10 +1,8 @@
 """A server whose cache is too small for all who ask, without prefix caching: requests are preempted and resumed."""
 
-import threading
-
 import requests
 
-from common import BLOCK, Server, fresh_salt, inject, whole_blocks
+from common import BLOCK, Server, at_once, fresh_salt, inject, whole_blocks
 
 USERS = 8
 ANSWER = 96
@@ -34,16 +32,7 @@ def test_preempted_requests_get_their_memory_again(prompts):
 
         alone = [ask(n) for n in range(USERS)]
         assert preemptions(server) == 0
-        together = {}
-
-        def user(n):
-            together[n] = ask(n, requests.Session())
-
-        threads = [threading.Thread(target=user, args=(n,)) for n in range(USERS)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
+        together = at_once(USERS, lambda n: ask(n, requests.Session()))
         assert preemptions(server) > 0
         for n in range(USERS):
             assert alone[n].cached == whole_blocks(len(sum(parts[n], [])))
