@@ -337,21 +337,25 @@ def test_upstreams_come_and_go(gateway, vllm, store, elke, tmp_path):
     """A second server over the same chunks.  It is killed in the middle of its streams: those end with an error, and every other request is
     answered by the first.  It is used again when it is back."""
     users = [f"user {n}" for n in range(16)]
-    endless = {"max_tokens": 200, "stream": True, "logit_bias": {"2": -100, "0": -100}}
+    endless = {"max_tokens": 3000, "stream": True, "logit_bias": {"2": -100, "0": -100}}
     url = second_url()
     assert not gateway.upstreams()[url]["up"]
     with Server(*OPTIONS, folder=f"{store}/chunks", port=SECOND_PORT) as second:
         gateway.wait_for(lambda: gateway.upstreams()[url]["up"])
-        streams, begun = {}, threading.Barrier(len(users) + 1)
+        streams, begun, enough = {}, threading.Barrier(len(users) + 1), threading.Event()
 
         def ask(user):
             body = {"messages": [{"role": "user", "content": "Tell me a long story."}], "temperature": 0, "user": user, "inferscale": {"k": 0},
                     **endless}
             with requests.post(gateway.url + "/v1/chat/completions", json=body, stream=True, timeout=900) as reply:
-                lines = reply.iter_lines()
-                head = [next(lines) for _ in range(6)]
-                begun.wait(timeout=900)
-                streams[user] = [line for line in head + list(lines) if line.startswith(b"data: {")]
+                lines = []
+                for line in reply.iter_lines():
+                    lines.append(line)
+                    if len(lines) == 6:
+                        begun.wait(timeout=900)
+                    if enough.is_set():
+                        break
+                streams[user] = [line for line in lines if line.startswith(b"data: {")]
 
         threads = [threading.Thread(target=ask, args=(user,)) for user in users]
         for t in threads:
@@ -359,8 +363,11 @@ def test_upstreams_come_and_go(gateway, vllm, store, elke, tmp_path):
         begun.wait(timeout=900)
         assert all(0 < u["in_work"] < len(users) for u in gateway.upstreams().values()), "both have users"
         os.killpg(second.process.pid, signal.SIGKILL)
+        gateway.wait_for(lambda: gateway.upstreams()[url]["in_work"] == 0)
+        enough.set()
         for t in threads:
             t.join()
+        gateway.wait_for(lambda: all(u["in_work"] == 0 for u in gateway.upstreams().values()))  # who leaves is not answered to the end
         broken = [u for u in users if b'"error"' in streams[u][-1]]
         assert 0 < len(broken) < len(users)
         for u in broken:  # what of the server dies first is chance: its engine, of which it still tells, or all of it
