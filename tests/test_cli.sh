@@ -421,7 +421,7 @@ run verify
 is 'verify: exit code' exits 0
 is 'verify: text' says '0 damaged, 0 missing, 0 files without an entry; database: ok'
 run add "${one[@]}" --quiet # what stood behind forgotten facts
-chunk=$(find store/chunks -name '*.chunk' -size +64k | head -n 1)
+chunk=$(find store/chunks -name '*.chunk' -size +64k -print -quit)
 printf 'damage' | dd of="$chunk" bs=1 seek=50000 conv=notrunc status=none
 chunks=$(find store/chunks -name '*.chunk' | wc -l)
 run verify --json

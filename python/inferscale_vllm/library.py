@@ -66,16 +66,19 @@ class Handle:
         self._check(self._so.is_connector_cache(self._handle, layer, base, block_stride, n_blocks, block_tokens, low, high, block_elements,
                                                 self._text))
 
-    def load(self, keys: bytes, lengths: array, tokens: array, blocks: array, begin: int, end: int) -> tuple[int, str]:
-        """Where the tokens end that are right, and why it is not `end`."""
-        loaded = ctypes.c_uint32(begin)
-        self._check(self._so.is_connector_load(self._handle, keys, pointer(lengths), len(lengths), pointer(tokens), len(tokens), pointer(blocks),
-                                               len(blocks), begin, end, ctypes.byref(loaded), self._text))
+    def load(self, load, blocks: array | None = None) -> tuple[int, str]:
+        """Where the tokens end that are right, and why it is not `end`.  blocks: others than the request's."""
+        blocks = load.blocks if blocks is None else blocks
+        loaded = ctypes.c_uint32(load.begin)
+        self._check(self._so.is_connector_load(self._handle, load.keys, pointer(load.lengths), len(load.lengths), pointer(load.tokens),
+                                               len(load.tokens), pointer(blocks), len(blocks), load.begin, load.end, ctypes.byref(loaded),
+                                               self._text))
         return loaded.value, self._text.value.decode(errors="replace")
 
-    def store(self, key: bytes, recipe: str, tokens: array, begin: int, n: int, blocks: array):
-        self._check(self._so.is_connector_store(self._handle, key, recipe.encode(), pointer(tokens), begin, n, pointer(blocks), len(blocks),
-                                                self._text))
+    def store(self, store, blocks: array | None = None):
+        blocks = store.blocks if blocks is None else blocks
+        self._check(self._so.is_connector_store(self._handle, store.key, store.recipe.encode(), pointer(store.tokens), store.begin, store.n,
+                                                pointer(blocks), len(blocks), self._text))
 
     def rotate(self, address: int, n: int, shift: int):
         """[n][width] f32 rows at this address, in place."""

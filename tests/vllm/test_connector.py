@@ -35,7 +35,7 @@ def test_whole_prompt_at_its_own_place_is_exact(server, prompts):
     front, tail = memory(prompts, 45), prompts.tail(QUESTION)
     server.complete(front + tail, salt="own", n=1)
     own = server.complete(front + tail, salt="own")
-    chunk = server.encode(front + tail, end=len(front))
+    chunk = server.encode(front + tail, end=len(front), salt=fresh_salt())  # with nothing of it cached, as before
     injected = server.complete(front + tail, salt=fresh_salt(), wish=inject(chunk))
     assert own.cached == injected.cached == whole_blocks(len(front))
     assert_same(injected, own)
