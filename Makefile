@@ -39,7 +39,7 @@ RPATH    := $(ENGINE_DIR)/lib
 LDFLAGS   = -pthread $($(VARIANT)) -L$(ENGINE_DIR)/lib -Wl,-rpath,'$(RPATH)'
 LDLIBS   := -Wl,--as-needed -lllama-chat -lllama -lggml -lggml-base -lggml-cpu -lsqlite3 -ljansson -lxxhash -lmicrohttpd -lgnutls -lcurl -lstdc++ -lm
 
-LIB_SRC  := $(wildcard src/common/*.c src/kv/*.c src/store/*.c src/retrieve/*.c src/engine/*/*.c src/memory/*.c src/server/*.c src/connector/*.c)
+LIB_SRC  := $(wildcard src/common/*.c src/kv/*.c src/store/*.c src/retrieve/*.c src/engine/*/*.c src/memory/*.c src/server/*.c src/connector/*.c src/eval/*.c)
 CXX_SRC  := $(wildcard src/engine/*/*.cpp)
 CLI_SRC  := $(wildcard src/cli/*.c)
 TEST_SRC := $(wildcard tests/test_*.c tests/crash_*.c)
