@@ -5,6 +5,11 @@
  */
 #include "memory_fixture.h"
 
+#include <math.h>
+
+#include "kv/hash.h"
+#include "kv/mean.h"
+
 static is_answer *ask(is_memory *m, const is_scope *scope, const char *question, is_mode mode, uint32_t k,
                       uint32_t fresh)
 {
@@ -225,26 +230,210 @@ static void test_recipe_and_header_put_old_chunks_out_of_use(void **state)
     assert_non_null(strstr(err.text, "primed:N+window:W"));
 }
 
-static void test_early_facts_get_a_whole_primer_later(void **state)
+/* The tokens of the header and of these facts' lines. free() */
+static int32_t *prefix_of(is_memory *m, const int64_t *ids, size_t n, uint32_t *length)
+{
+    is_error err = {0};
+    is_fact_list *list;
+    int32_t *all = malloc(m->engine->ops->context(m->engine) * sizeof *all);
+    memcpy(all, m->header, m->n_header * sizeof *all);
+    *length = m->n_header;
+    check(is_get(m, &NORA, ids, n, &list, &err), &err);
+    for (size_t i = 0; i < list->n; i++) {
+        int32_t *tokens;
+        uint32_t more;
+        check(is_fact_tokens(m, &list->facts[i], &tokens, &more, NULL, &err), &err);
+        memcpy(all + *length, tokens, more * sizeof *all);
+        *length += more;
+        free(tokens);
+    }
+    is_fact_list_free(list);
+    return all;
+}
+
+/* The fact's chunk was made behind the header and the lines of these others, or of a mean the first share was. */
+static void assert_behind(is_memory *m, int64_t fact, const int64_t *others, size_t n)
+{
+    is_error err = {0};
+    is_pin *pin;
+    size_t refused;
+    int64_t scope;
+    uint32_t length;
+    uint8_t hash[16];
+    int32_t *tokens = prefix_of(m, others, n, &length);
+    is_hash128((is_span[]){{tokens, length * sizeof *tokens}}, 1, hash);
+    free(tokens);
+    check(is_memory_scope(m, &NORA, false, &scope, &err), &err);
+    check(is_store_pin(m->store, scope, &fact, 1, &m->key, &pin, &refused, &err), &err);
+    assert_non_null(pin);
+    assert_int_equal(is_pin_chunk(pin)->info.p_ref, length);
+    assert_memory_equal(is_pin_chunk(pin)->info.context, hash, sizeof hash);
+    is_store_unpin(m->store, &pin, 1);
+}
+
+static size_t count_outdated(is_memory *m, int64_t dep)
+{
+    is_error err = {0};
+    is_fact_list *list;
+    int64_t scope;
+    check(is_memory_scope(m, &NORA, false, &scope, &err), &err);
+    check(is_store_outdated(m->store, scope, &m->key, dep, 0, 100, &list, &err), &err);
+    size_t n = list->n;
+    is_fact_list_free(list);
+    return n;
+}
+
+/* Primers are of as many facts as the greatest power of two that there are, and made anew when that doubles. */
+static void test_primers_grow_with_the_scope(void **state)
 {
     (void)state;
     is_options o = plain_options();
     o.recipe = "primed:4";
     is_memory *m = open_with(&o);
-    is_error err = {0};
-    int64_t ids[N_TEXTS], counts[N_TEXTS], scope;
-    for (size_t i = 0; i < 4; i++) {
-        add(m, &NORA, i, i + 1, &ids[i]);
+    int64_t f[N_TEXTS];
+    for (size_t i = 0; i < 5; i++) {
+        add(m, &NORA, i, i + 1, &f[i]);
         encode(m);
     }
-    check(is_memory_scope(m, &NORA, false, &scope, &err), &err);
-    check(is_store_count_deps(m->store, scope, ids, 4, &m->key, counts, &err), &err);
-    for (size_t i = 0; i < 4; i++) assert_int_equal(counts[i], i);
-    add(m, &NORA, 4, 5, &ids[4]);
+    assert_behind(m, f[0], (int64_t[]){f[1], f[2], f[3]}, 3);
+    assert_behind(m, f[3], (int64_t[]){f[0], f[1], f[2]}, 3);
+    assert_behind(m, f[4], f, 4);
+    add(m, &NORA, 5, 7, &f[5]);
     encode(m);
-    check(is_store_count_deps(m->store, scope, ids, 5, &m->key, counts, &err), &err);
-    for (size_t i = 0; i < 5; i++) assert_int_equal(counts[i], 4);
+    assert_behind(m, f[0], (int64_t[]){f[1], f[2], f[3]}, 3); /* nothing of this is made anew before there are eight */
+    assert_behind(m, f[6], f, 4);
+    add(m, &NORA, 7, 8, &f[7]);
+    encode(m);
+    const int64_t even[] = {f[0], f[2], f[4], f[6]}, odd[] = {f[1], f[3], f[5], f[7]};
+    for (size_t i = 0; i < 8; i++) assert_behind(m, f[i], i % 2 == 0 ? odd : even, 4);
+    add(m, &NORA, 8, N_TEXTS, &f[8]);
+    encode(m);
+    for (size_t i = 8; i < N_TEXTS; i++) assert_behind(m, f[i], even, 4);
+    assert_int_equal(count_outdated(m, f[6]), 0);
+    assert_int_equal(count_outdated(m, f[7]), N_TEXTS - 4);
     is_close(m);
+}
+
+/* What the engine makes of a fact behind these others. */
+static is_chunk encode_behind(is_memory *m, int64_t fact, const int64_t *others, size_t n)
+{
+    is_error err = {0};
+    is_fact_list *list;
+    is_chunk chunk;
+    int32_t *tokens;
+    uint32_t length;
+    int32_t *prefix = prefix_of(m, others, n, &length);
+    is_encode_target target = {.shares = 1};
+    check(is_get(m, &NORA, &fact, 1, &list, &err), &err);
+    check(is_fact_tokens(m, &list->facts[0], &tokens, &target.n_tokens, target.text, &err), &err);
+    target.tokens = tokens;
+    is_encode_job job = {.prefix = prefix, .n_prefix = length, .recipe = "a share", .targets = &target, .n_targets = 1};
+    check(m->engine->ops->encode(m->engine, &job, &err), &err);
+    check(is_chunk_open(&chunk, target.bytes, target.size, IS_CHUNK_CHECK_PAYLOAD, &err), &err);
+    is_fact_list_free(list);
+    free(tokens);
+    free(prefix);
+    return chunk;
+}
+
+static double furthest(const is_layout *layout, const is_chunk *a, const is_chunk *b)
+{
+    double most = 0;
+    for (uint32_t l = 0; l < layout->n_layers; l++) {
+        is_chunk_rows x = is_chunk_layer(a, l), y = is_chunk_layer(b, l);
+        for (size_t i = 0; i < x.n * x.v_row / 2; i++) {
+            double apart = (double)is_f16_to_f32(((const uint16_t *)(const void *)x.v)[i]) -
+                           (double)is_f16_to_f32(((const uint16_t *)(const void *)y.v)[i]);
+            if (fabs(apart) > most) most = fabs(apart);
+        }
+    }
+    return most;
+}
+
+/* primed:2x3 is the mean of three chunks, but where the fact itself stands in one of the primers, of two. */
+static void test_a_chunk_is_the_mean_over_primers(void **state)
+{
+    (void)state;
+    is_options o = plain_options();
+    o.recipe = "primed:2x3";
+    is_memory *m = open_with(&o);
+    is_error err = {0};
+    int64_t f[N_TEXTS], scope;
+    add(m, &NORA, 0, N_TEXTS, f);
+    encode(m);
+    /* Six lines over the oldest eight: those at 8 * (2i + 1) / 12. */
+    const int64_t primers[3][2] = {{f[0], f[4]}, {f[2], f[6]}, {f[3], f[7]}};
+    const is_layout *layout = m->engine->ops->layout(m->engine);
+    check(is_memory_scope(m, &NORA, false, &scope, &err), &err);
+    for (size_t at = 4; at < 6; at++) { /* f[4] stands in the first of them, f[5] in none */
+        is_mean *sum = NULL;
+        is_chunk mean, one = {0};
+        is_pin *pin;
+        void *bytes;
+        size_t size, refused;
+        for (size_t j = at == 4; j < 3; j++) {
+            is_chunk chunk = encode_behind(m, f[at], primers[j], 2);
+            check(is_mean_add(&sum, layout, &chunk, &err), &err);
+            free((void *)(uintptr_t)one.bytes);
+            one = chunk;
+        }
+        check(is_mean_end(sum, &bytes, &size, &err), &err);
+        check(is_chunk_open(&mean, bytes, size, IS_CHUNK_CHECK_PAYLOAD, &err), &err);
+        check(is_store_pin(m->store, scope, &f[at], 1, &m->key, &pin, &refused, &err), &err);
+        assert_behind(m, f[at], primers[at == 4], 2);
+        /* Batches of other sizes round otherwise; the mean is still far nearer than one of its shares. */
+        double apart = furthest(layout, is_pin_chunk(pin), &mean), from_one = furthest(layout, is_pin_chunk(pin), &one);
+        if (apart > 0.3 || apart > from_one / 5) fail_msg("%g from the mean, %g from a share", apart, from_one);
+        is_store_unpin(m->store, &pin, 1);
+        free(bytes);
+        free((void *)(uintptr_t)one.bytes);
+    }
+    size_t n;
+    check(is_forget(m, &NORA, &f[7], 1, &n, &err), &err); /* it stands in front of all but itself */
+    assert_int_equal(count_state(m, &NORA, IS_FACT_READY), 1);
+    encode(m);
+    assert_int_equal(count_state(m, &NORA, IS_FACT_READY), N_TEXTS - 1);
+    is_close(m);
+}
+
+static void test_names_of_recipes(void **state)
+{
+    (void)state;
+    static const char *const good[] = {"isolated",         "window:1",    "window:200", "primed:0",
+                                       "primed:64",        "primed:16x4", "primed:8x8", "primed:8x2+window:5",
+                                       "primed:0+window:3"};
+    static const char *const bad[] = {"",
+                                      "primed",
+                                      "primed:",
+                                      "primed:65",
+                                      "primed:x4",
+                                      "primed:8x",
+                                      "primed:8x0",
+                                      "primed:0x2",
+                                      "primed:16x5",
+                                      "primed:8x9",
+                                      "primed:8x2x2",
+                                      "primed:8+",
+                                      "primed:8+x2",
+                                      "primed:8 ",
+                                      "primed:8+window:",
+                                      "window:0",
+                                      "window:201",
+                                      "window:2+primed:8",
+                                      "primed:-1"};
+    is_recipe recipe;
+    is_error err;
+    char name[IS_RECIPE_MAX];
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        assert_int_equal(is_recipe_parse(good[i], &recipe, &err), IS_OK);
+        is_recipe_name(&recipe, name);
+        assert_string_equal(name, good[i]);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        assert_int_equal(is_recipe_parse(bad[i], &recipe, &err), IS_EINVAL);
+    assert_int_equal(is_recipe_parse("primed:8x1", &recipe, &err), IS_OK);
+    is_recipe_name(&recipe, name);
+    assert_string_equal(name, "primed:8");
 }
 
 static void test_window_recipe_uses_the_turns(void **state)
@@ -614,7 +803,9 @@ int main(void)
         WITH_FOLDER(test_two_users_never_mix),
         WITH_FOLDER(test_forgetting_reaches_what_was_encoded_behind),
         WITH_FOLDER(test_recipe_and_header_put_old_chunks_out_of_use),
-        WITH_FOLDER(test_early_facts_get_a_whole_primer_later),
+        WITH_FOLDER(test_primers_grow_with_the_scope),
+        WITH_FOLDER(test_a_chunk_is_the_mean_over_primers),
+        cmocka_unit_test(test_names_of_recipes),
         WITH_FOLDER(test_window_recipe_uses_the_turns),
         WITH_FOLDER(test_without_models),
         WITH_FOLDER(test_damaged_chunks_are_prefilled_and_made_anew),

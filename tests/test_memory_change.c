@@ -218,7 +218,7 @@ static void test_changed_while_it_is_encoded(void **state)
         all[i] = texts[i];
     }
     add_all(m, all, MANY, ids);
-    meddler x = {.m = m, .id = ids[0], .at = 1}; /* the oldest stands in front of all but the oldest eight */
+    meddler x = {.m = m, .id = ids[1], .at = 1}; /* it stands in front of all but the eight of its own primer */
     check(is_encode_pending(m, &NORA, change_between, &x, &err), &err);
     assert_true(x.done);
     /* its own chunk and those behind its old text were dropped, or refused when they came */
@@ -229,7 +229,7 @@ static void test_changed_while_it_is_encoded(void **state)
     is_answer_free(a);
     encode(m);
     assert_int_equal(count_ready(m), MANY);
-    all[0] = MARBLE;
+    all[1] = MARBLE;
     assert_as_if_new(m, ids, all, MANY);
     is_close(m);
 }

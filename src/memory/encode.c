@@ -1,12 +1,14 @@
 /*
  * Pending facts become chunks.
  *
- * Whoever encodes (the worker in the background, or is_encode_pending) takes facts without a usable chunk,
- * scope by scope, puts those with the same prefix into one job for the engine, and stores what comes back
- * together with the ids of the facts in the prefix: when one of those is forgotten, the chunk goes too.
+ * Whoever encodes (the worker in the background, or is_encode_pending) takes facts without a usable chunk, scope by
+ * scope, has the engine compute them behind what the recipe says, and stores what comes back together with the ids of
+ * the facts that stood in front: when one of those is forgotten, the chunk goes too.
  *
- * The primer of a scope is its n oldest facts, the same for all, so that its KV is computed once for many
- * facts.  The n oldest themselves have the next n as theirs.
+ * Primers are shared by a scope's facts, so that their KV is computed once for many.  Their lines are spread evenly
+ * over the scope's oldest facts, as many of these as the greatest power of two that there are.  So a primer is of all
+ * that the user has said and not only of how it began, it stays as it is while facts are added, and is made anew, with
+ * all chunks behind it, each time that the scope has doubled: what that costs is at most what was encoded before.
  */
 #include "memory.h"
 
@@ -16,11 +18,33 @@
 #include <string.h>
 #include <time.h>
 
+#include "../kv/mean.h"
+
 #define PAGE    64  /* facts looked up at a time   */
 #define JOB     32  /* facts of one engine job     */
 #define WAIT_MS 200 /* between two reports of one who waits */
 
 #define MOST_WAIT_S 60 /* of the worker after failures */
+
+#define MOST_PRIMERS (IS_RECIPE_MAX_TIMES > 2 ? IS_RECIPE_MAX_TIMES : 2)
+#define MOST_LINES   (2 * IS_RECIPE_MAX_PRIMER) /* of all primers of a scope */
+
+/* What stands before a fact. */
+typedef struct prefix {
+    int32_t *tokens;
+    uint32_t n;
+    int64_t *deps; /* ids of the facts in it */
+    size_t n_deps;
+} prefix;
+
+/* The prefixes that a scope's facts share, without windows. */
+typedef struct primers {
+    prefix prefixes[MOST_PRIMERS];
+    uint32_t n;
+    uint32_t times;    /* how many of them a fact is encoded behind: the first that it does not stand in itself */
+    is_fact_list *few; /* the scope's facts, where two primers would need more than there are; else NULL */
+    int64_t renew;     /* a chunk with no fact from this id on in front of it is of a smaller scope; 0: none is */
+} primers;
 
 typedef struct encode_run {
     is_memory *memory;
@@ -29,18 +53,20 @@ typedef struct encode_run {
     uint64_t done, total;
 } encode_run;
 
-void is_prefix_free(is_prefix *prefix)
+/* ------------------------------------------------------------ prefixes */
+
+static void prefix_free(prefix *p)
 {
-    free(prefix->tokens);
-    free(prefix->deps);
-    memset(prefix, 0, sizeof *prefix);
+    free(p->tokens);
+    free(p->deps);
+    memset(p, 0, sizeof *p);
 }
 
-static is_status append(is_prefix *p, const int32_t *tokens, size_t n, is_error *err)
+static is_status append(prefix *p, const int32_t *tokens, size_t n, is_error *err)
 {
     int32_t *grown = realloc(p->tokens, (p->n + n + 1) * sizeof *grown);
     if (grown == NULL) return is_fail(err, IS_ENOMEM, "no memory for a prefix of %zu tokens", p->n + n);
-    memcpy(grown + p->n, tokens, n * sizeof *tokens);
+    if (n > 0) memcpy(grown + p->n, tokens, n * sizeof *tokens);
     p->tokens = grown;
     p->n += (uint32_t)n;
     return IS_OK;
@@ -52,38 +78,27 @@ static uint32_t most_prefix(const is_memory *memory)
     return memory->engine->ops->context(memory->engine) / 2;
 }
 
-static is_status append_fact(is_memory *memory, const is_fact *fact, is_prefix *p, bool *fits, is_error *err)
+/* The line of a fact, if it fits. */
+static is_status append_fact(is_memory *memory, const is_fact *fact, prefix *p, is_error *err)
 {
     int32_t *tokens;
     uint32_t n;
     is_status status = is_fact_tokens(memory, fact, &tokens, &n, NULL, err);
     if (status != IS_OK) return status;
-    *fits = p->n + n <= most_prefix(memory);
-    if (*fits) status = append(p, tokens, n, err);
+    if (p->n + n <= most_prefix(memory)) {
+        status = append(p, tokens, n, err);
+        if (status == IS_OK) p->deps[p->n_deps++] = fact->id;
+    }
     free(tokens);
-    if (status == IS_OK && *fits) p->deps[p->n_deps++] = fact->id;
     return status;
 }
 
-/*
- * The first `most` of the oldest facts; for one of those themselves the ones behind them, and where there are too few,
- * the first ones without itself.  So two prefixes serve a whole scope.
- */
-static is_status append_primer(is_memory *memory, const is_fact_list *oldest, const is_fact *fact, uint32_t most,
-                               is_prefix *p, is_error *err)
+static is_status prefix_begin(is_memory *memory, prefix *p, is_error *err)
 {
-    size_t first = 0;
-    for (size_t i = 0; i < oldest->n && i < most; i++)
-        if (oldest->facts[i].id == fact->id) first = most < oldest->n ? most : 0;
-    p->deps = malloc((most + 1) * sizeof *p->deps);
+    memset(p, 0, sizeof *p);
+    p->deps = malloc(MOST_LINES * sizeof *p->deps);
     if (p->deps == NULL) return is_fail(err, IS_ENOMEM, "no memory for a primer");
-    bool fits = true;
-    is_status status = IS_OK;
-    for (size_t round = 0; round < oldest->n && p->n_deps < most && fits && status == IS_OK; round++) {
-        const is_fact *other = &oldest->facts[(first + round) % oldest->n];
-        if (other->id != fact->id) status = append_fact(memory, other, p, &fits, err);
-    }
-    return status;
+    return memory->recipe.header ? append(p, memory->header, memory->n_header, err) : IS_OK;
 }
 
 /* The tokens of one turn of conversation. */
@@ -100,7 +115,7 @@ static is_status turn_tokens(is_memory *memory, const is_turn *turn, int32_t **t
 }
 
 /* The youngest of the window's turns that fit, oldest first. */
-static is_status append_window(is_memory *memory, int64_t scope, const is_fact *fact, uint32_t w, is_prefix *p,
+static is_status append_window(is_memory *memory, int64_t scope, const is_fact *fact, uint32_t w, prefix *p,
                                is_error *err)
 {
     if (w == 0 || fact->source == NULL) return IS_OK;
@@ -122,70 +137,137 @@ static is_status append_window(is_memory *memory, int64_t scope, const is_fact *
     return status;
 }
 
-is_status is_prefix_build(is_memory *memory, int64_t scope, const is_recipe *recipe, const is_fact_list *primer,
-                          const is_fact *fact, is_prefix *out, is_error *err)
+/* ------------------------------------------------------------ primers */
+
+static void primers_free(primers *p)
 {
-    memset(out, 0, sizeof *out);
-    is_status status = IS_OK;
-    if (recipe->header) status = append(out, memory->header, memory->n_header, err);
-    if (status == IS_OK && recipe->primer > 0) status = append_primer(memory, primer, fact, recipe->primer, out, err);
-    if (status == IS_OK) status = append_window(memory, scope, fact, recipe->window, out, err);
-    if (status != IS_OK) is_prefix_free(out);
+    for (uint32_t i = 0; i < p->n; i++) prefix_free(&p->prefixes[i]);
+    is_fact_list_free(p->few);
+    memset(p, 0, sizeof *p);
+}
+
+static bool holds(const prefix *p, int64_t fact)
+{
+    for (size_t i = 0; i < p->n_deps; i++)
+        if (p->deps[i] == fact) return true;
+    return false;
+}
+
+static int64_t youngest(const prefix *p)
+{
+    int64_t most = 0;
+    for (size_t i = 0; i < p->n_deps; i++)
+        if (p->deps[i] > most) most = p->deps[i];
+    return most;
+}
+
+/* Of few facts the youngest ones but the fact itself, oldest first. */
+static is_status prefix_of_few(is_memory *memory, const is_fact_list *few, int64_t fact, prefix *out, is_error *err)
+{
+    size_t others = 0, first = few->n;
+    is_status status = prefix_begin(memory, out, err);
+    while (first > 0 && others < memory->recipe.primer) others += few->facts[--first].id != fact;
+    for (size_t i = first; status == IS_OK && i < few->n; i++)
+        if (few->facts[i].id != fact) status = append_fact(memory, &few->facts[i], out, err);
     return status;
+}
+
+/* Where the youngest that can stand in front of each of them is the oldest: one of the last two has it. */
+static is_status renew_of_few(is_memory *memory, primers *p, is_error *err)
+{
+    is_status status = IS_OK;
+    for (size_t i = 0; status == IS_OK && p->few->n >= 2 && i < 2; i++) {
+        prefix one;
+        status = prefix_of_few(memory, p->few, p->few->facts[p->few->n - 1 - i].id, &one, err);
+        int64_t most = youngest(&one);
+        if (i == 0 || most < p->renew) p->renew = most;
+        prefix_free(&one);
+    }
+    return status;
+}
+
+/* The lines at even distances over the oldest `basis` facts, dealt out in turn. */
+static is_status spread(is_memory *memory, int64_t scope, uint64_t basis, primers *p, is_error *err)
+{
+    uint64_t ranks[MOST_LINES];
+    int64_t ids[MOST_LINES];
+    const size_t lines = (size_t)p->n * memory->recipe.primer;
+    is_fact_list *facts = NULL;
+    for (size_t i = 0; i < lines; i++) ranks[i] = (2 * i + 1) * basis / (2 * lines);
+    is_status status = is_store_at_ranks(memory->store, scope, ranks, lines, ids, err);
+    if (status == IS_OK) status = is_store_get(memory->store, scope, ids, lines, &facts, err);
+    for (uint32_t j = 0; status == IS_OK && j < p->n; j++) {
+        status = prefix_begin(memory, &p->prefixes[j], err);
+        for (size_t i = j; status == IS_OK && i < facts->n; i += p->n)
+            status = append_fact(memory, &facts->facts[i], &p->prefixes[j], err);
+        int64_t most = youngest(&p->prefixes[j]);
+        if (j == 0 || most < p->renew) p->renew = most;
+    }
+    is_fact_list_free(facts);
+    return status;
+}
+
+static is_status primers_read(is_memory *memory, int64_t scope, primers *out, is_error *err)
+{
+    const is_recipe *recipe = &memory->recipe;
+    uint64_t facts, basis = 1;
+    *out = (primers){.n = 1, .times = 1};
+    if (recipe->primer == 0) return prefix_begin(memory, &out->prefixes[0], err);
+    is_status status = is_store_count_facts(memory->store, scope, &facts, err);
+    while (basis <= facts / 2) basis *= 2;
+    if (status == IS_OK && basis < 2 * (uint64_t)recipe->primer) {
+        out->n = 0;
+        status = is_store_list(memory->store, scope, 0, (size_t)basis, &out->few, err);
+        return status == IS_OK ? renew_of_few(memory, out, err) : status;
+    }
+    uint64_t most = basis / recipe->primer;
+    out->times = recipe->times < most ? recipe->times : (uint32_t)most;
+    out->n = out->times < 2 ? 2 : out->times;
+    return status == IS_OK ? spread(memory, scope, basis, out, err) : status;
 }
 
 /* ------------------------------------------------------------ one job */
 
-/* Which of a scope's prefixes a fact has: facts of one kind share theirs, so it is made once a job. */
-typedef enum prefix_kind { PREFIX_OWN, PREFIX_OF_OLDEST, PREFIX_OF_REST } prefix_kind;
+/* A fact that is being encoded. */
+typedef struct item {
+    int64_t id;
+    is_encode_target target; /* tokens, text, key; in the end the chunk */
+    uint32_t uses;           /* a bit for each prefix it is encoded behind */
+    uint32_t shares;         /* how many these are */
+    is_mean *mean;           /* of more than one */
+} item;
 
 typedef struct batch {
-    is_prefix prefix;
-    prefix_kind kind;
-    is_encode_target targets[JOB];
-    int32_t *tokens[JOB];
-    int64_t ids[JOB];
+    item items[JOB];
     size_t n;
 } batch;
 
 static void batch_clear(batch *b)
 {
     for (size_t i = 0; i < b->n; i++) {
-        free(b->tokens[i]);
-        free(b->targets[i].bytes);
+        free((int32_t *)(uintptr_t)b->items[i].target.tokens);
+        free(b->items[i].target.bytes);
+        is_mean_free(b->items[i].mean);
     }
-    is_prefix_free(&b->prefix);
     b->n = 0;
 }
 
-/* Whether the fact is one of the first n. */
-static bool in_list(const is_fact_list *list, size_t n, int64_t id)
+/* Shows that `more` facts are all but done. */
+static is_status show(const encode_run *run, uint64_t more, is_error *err)
 {
-    for (size_t i = 0; i < list->n && i < n; i++)
-        if (list->facts[i].id == id) return true;
-    return false;
-}
-
-static prefix_kind kind_of(const is_recipe *recipe, const is_fact_list *primer, const is_fact *fact)
-{
-    if (recipe->window > 0 || primer->n < 2 * (size_t)recipe->primer) return PREFIX_OWN;
-    return in_list(primer, recipe->primer, fact->id) ? PREFIX_OF_OLDEST : PREFIX_OF_REST;
-}
-
-static bool same_prefix(const is_prefix *a, const is_prefix *b)
-{
-    return a->n == b->n && (a->n == 0 || memcmp(a->tokens, b->tokens, a->n * sizeof *a->tokens) == 0);
+    uint64_t at = run->done + more;
+    if (run->progress != NULL && !run->progress(run->user, at < run->total ? at : run->total, run->total))
+        return is_fail(err, IS_ECANCELED, "encoding was stopped after %llu facts; the rest stays pending",
+                       (unsigned long long)run->done);
+    if (run->memory->closing) return is_fail(err, IS_ECANCELED, "the memory is being closed");
+    return IS_OK;
 }
 
 static is_status tick(encode_run *run, uint64_t n, is_error *err)
 {
     run->done += n;
     if (run->done > run->total) run->total = run->done; /* facts were added meanwhile */
-    if (run->progress != NULL && !run->progress(run->user, run->done, run->total))
-        return is_fail(err, IS_ECANCELED, "encoding was stopped after %llu facts; the rest stays pending",
-                       (unsigned long long)run->done);
-    if (run->memory->closing) return is_fail(err, IS_ECANCELED, "the memory is being closed");
-    return IS_OK;
+    return show(run, 0, err);
 }
 
 void is_set_on_encoded(is_memory *memory, is_encoded_fn fn, void *user)
@@ -203,139 +285,215 @@ static void tell_encoded(is_memory *m, uint32_t facts, double ms)
     pthread_mutex_unlock(&m->watch_lock);
 }
 
-/* Has the engine encode targets that stand alone or behind one prefix, each with a key where it needs one. */
-static is_status encode_targets(is_memory *m, is_encode_job *job, is_error *err)
+/* A key for each target, where the engine needs one. */
+static is_status new_keys(is_memory *m, is_encode_target *const *targets, size_t n, is_error *err)
 {
     is_status status = IS_OK;
-    for (size_t i = 0; m->engine->ops->remote && i < job->n_targets && status == IS_OK; i++)
-        status = is_store_new_key(m->store, &job->targets[i].key, err);
-    return status == IS_OK ? m->engine->ops->encode(m->engine, job, err) : status;
+    for (size_t i = 0; m->engine->ops->remote && i < n && status == IS_OK; i++)
+        status = is_store_new_key(m->store, &targets[i]->key, err);
+    return status;
 }
 
 /* What was not put will not be. */
-static void drop_keys(is_memory *m, const is_encode_target *targets, size_t n)
+static void drop_key(is_memory *m, const is_encode_target *target)
 {
-    for (size_t i = 0; m->engine->ops->remote && i < n; i++)
-        if (targets[i].key != 0) is_store_drop_key(m->store, targets[i].key);
+    if (m->engine->ops->remote && target->key != 0) is_store_drop_key(m->store, target->key);
 }
 
-/* Encodes the batch and stores its chunks. */
-static is_status batch_run(encode_run *run, int64_t scope, batch *b, is_error *err)
+/* Takes over what came back for one share: the chunk itself, a part of the mean, or a stub, which is the same each
+ * time. */
+static is_status take_share(is_memory *m, item *it, is_encode_target *made, is_error *err)
 {
-    is_memory *m = run->memory;
-    if (b->n == 0) return IS_OK;
-    is_encode_job job = {.prefix = b->prefix.tokens,
-                         .n_prefix = b->prefix.n,
+    is_chunk chunk;
+    is_status status = IS_OK;
+    if (it->shares == 1 || (m->engine->ops->remote && it->target.bytes == NULL)) {
+        it->target.bytes = made->bytes;
+        it->target.size = made->size;
+        made->bytes = NULL;
+    } else if (!m->engine->ops->remote) {
+        status = is_chunk_open(&chunk, made->bytes, made->size, IS_CHUNK_CHECK_HEADER, err);
+        if (status == IS_OK) status = is_mean_add(&it->mean, m->engine->ops->layout(m->engine), &chunk, err);
+    }
+    free(made->bytes);
+    made->bytes = NULL;
+    return status;
+}
+
+static bool uses(const item *it, uint32_t j)
+{
+    return (it->uses >> j & 1) != 0;
+}
+
+/* The batch's facts that are encoded behind prefix j. */
+static is_status encode_behind(is_memory *m, int64_t scope, const prefix *p, uint32_t j, batch *b, is_error *err)
+{
+    is_encode_target targets[JOB];
+    item *of[JOB];
+    size_t n = 0;
+    for (size_t i = 0; i < b->n; i++) {
+        item *it = &b->items[i];
+        if (!uses(it, j)) continue;
+        targets[n] = it->target;
+        targets[n].bytes = NULL;
+        targets[n].shares = it->shares;
+        targets[n].share = (uint32_t)__builtin_popcount(it->uses & ((1u << j) - 1));
+        of[n++] = it;
+    }
+    if (n == 0) return IS_OK;
+    is_encode_job job = {.prefix = p->tokens,
+                         .n_prefix = p->n,
                          .recipe = m->recipe_name,
                          .scope = (uint64_t)scope,
                          .cancel = &m->closing,
-                         .targets = b->targets,
-                         .n_targets = b->n};
-    double begin = is_now_ms();
-    is_status status = encode_targets(m, &job, err);
-    if (status == IS_OK) tell_encoded(m, (uint32_t)b->n, is_now_ms() - begin);
-    for (size_t i = 0; status == IS_OK && i < b->n; i++) {
-        is_error why = {0};
-        status = is_store_put_chunk(m->store, scope, b->ids[i], &m->key, b->targets[i].bytes, b->targets[i].size,
-                                    b->prefix.deps, b->prefix.n_deps, &why);
-        if (status == IS_ENOTFOUND) status = IS_OK; /* forgotten meanwhile, or its primer was */
-        if (status != IS_OK && err != NULL) *err = why;
+                         .targets = targets,
+                         .n_targets = n};
+    is_status status = m->engine->ops->encode(m->engine, &job, err);
+    for (size_t i = 0; status == IS_OK && i < n; i++) status = take_share(m, of[i], &targets[i], err);
+    for (size_t i = 0; i < n; i++) free(targets[i].bytes);
+    return status;
+}
+
+static is_status put_item(is_memory *m, int64_t scope, const prefix *prefixes, uint32_t n, item *it, is_error *err)
+{
+    int64_t deps[MOST_PRIMERS * MOST_LINES];
+    size_t n_deps = 0;
+    is_status status = IS_OK;
+    for (uint32_t j = 0; j < n; j++)
+        for (size_t i = 0; uses(it, j) && i < prefixes[j].n_deps; i++) deps[n_deps++] = prefixes[j].deps[i];
+    if (it->mean != NULL) {
+        status = is_mean_end(it->mean, &it->target.bytes, &it->target.size, err);
+        it->mean = NULL;
     }
+    is_error why = {0};
+    if (status != IS_OK) return status;
+    status =
+        is_store_put_chunk(m->store, scope, it->id, &m->key, it->target.bytes, it->target.size, deps, n_deps, &why);
+    if (status == IS_ENOTFOUND) return IS_OK; /* forgotten meanwhile, or its primer was */
+    if (status != IS_OK && err != NULL) *err = why;
+    return status;
+}
+
+/* Encodes the batch's facts, each behind those of the prefixes that it uses, and stores their chunks. */
+static is_status batch_run(encode_run *run, int64_t scope, const prefix *prefixes, uint32_t n_prefixes, batch *b,
+                           is_error *err)
+{
+    is_memory *m = run->memory;
+    is_encode_target *targets[JOB];
     size_t n = b->n;
-    drop_keys(m, b->targets, n);
+    if (n == 0) return IS_OK;
+    for (size_t i = 0; i < n; i++) targets[i] = &b->items[i].target;
+    double begin = is_now_ms();
+    is_status status = new_keys(m, targets, n, err);
+    for (uint32_t j = 0; status == IS_OK && j < n_prefixes; j++) {
+        status = encode_behind(m, scope, &prefixes[j], j, b, err);
+        if (status == IS_OK && j + 1 < n_prefixes) status = show(run, n * (j + 1) / n_prefixes, err);
+    }
+    if (status == IS_OK) tell_encoded(m, (uint32_t)n, is_now_ms() - begin);
+    for (size_t i = 0; status == IS_OK && i < n; i++)
+        status = put_item(m, scope, prefixes, n_prefixes, &b->items[i], err);
+    for (size_t i = 0; i < n; i++) drop_key(m, targets[i]);
     batch_clear(b);
     return status == IS_OK ? tick(run, n, err) : status;
 }
 
-/* Gives the batch the fact's prefix; what is in the batch with another one is run first. */
-static is_status batch_prefix(encode_run *run, int64_t scope, const is_fact_list *primer, const is_fact *fact, batch *b,
-                              is_error *err)
+/* Puts a fact into the batch, which has room; one that is too long is left out. */
+static is_status batch_add(is_memory *m, const prefix *prefixes, uint32_t n_prefixes, uint32_t times,
+                           const is_fact *fact, batch *b, is_error *err)
 {
-    is_memory *m = run->memory;
-    prefix_kind kind = kind_of(&m->recipe, primer, fact);
-    if (b->n > 0 && b->kind == kind && kind != PREFIX_OWN) return IS_OK;
-    is_prefix prefix;
-    is_status status = is_prefix_build(m, scope, &m->recipe, primer, fact, &prefix, err);
-    if (status == IS_OK && b->n > 0 && !same_prefix(&prefix, &b->prefix)) status = batch_run(run, scope, b, err);
-    if (status != IS_OK) {
-        is_prefix_free(&prefix);
-        return status;
-    }
-    is_prefix_free(&b->prefix);
-    b->prefix = prefix;
-    b->kind = kind;
-    return IS_OK;
-}
-
-/* Adds a fact to the batch; a batch that is full or has another prefix is run first. */
-static is_status batch_add(encode_run *run, int64_t scope, const is_fact_list *primer, const is_fact *fact, batch *b,
-                           is_error *err)
-{
-    is_memory *m = run->memory;
     int32_t *tokens = NULL;
-    uint32_t n = 0;
-    uint8_t text[16];
-    is_status status = b->n == JOB ? batch_run(run, scope, b, err) : IS_OK;
-    if (status == IS_OK) status = batch_prefix(run, scope, primer, fact, b, err);
-    if (status == IS_OK) status = is_fact_tokens(m, fact, &tokens, &n, text, err);
+    uint32_t n = 0, most = 0;
+    item *it = &b->items[b->n];
+    *it = (item){.id = fact->id};
+    is_status status = is_fact_tokens(m, fact, &tokens, &n, it->target.text, err);
     if (status != IS_OK) return status;
-    if (b->prefix.n + n > m->engine->ops->context(m->engine)) {
+    for (uint32_t j = 0; j < n_prefixes && it->shares < times; j++) {
+        if (holds(&prefixes[j], fact->id)) continue;
+        it->uses |= 1u << j;
+        it->shares++;
+        if (prefixes[j].n > most) most = prefixes[j].n;
+    }
+    if (most + n > m->engine->ops->context(m->engine)) {
         is_memory_log(m, 1, "fact %lld is too long to be encoded; it is prefilled", (long long)fact->id);
         free(tokens);
         return IS_OK;
     }
-    is_encode_target *target = &b->targets[b->n];
-    *target = (is_encode_target){.tokens = tokens, .n_tokens = n};
-    memcpy(target->text, text, sizeof text);
-    b->ids[b->n] = fact->id; // NOLINT(clang-analyzer-unix.Malloc): it loses sight of b->prefix here
-    b->tokens[b->n++] = tokens;
+    it->target.tokens = tokens;
+    it->target.n_tokens = n;
+    b->n++;
     return IS_OK;
+}
+
+/* A fact whose prefixes are its own: it has a window, or stands itself among those in front of all others. */
+static is_status encode_alone(encode_run *run, int64_t scope, const primers *p, const is_fact *fact, is_error *err)
+{
+    is_memory *m = run->memory;
+    prefix own[MOST_PRIMERS] = {{0}};
+    uint32_t n = p->few != NULL ? 1 : p->n, times = p->few != NULL ? 1 : p->times;
+    batch b = {.n = 0};
+    is_status status = p->few != NULL ? prefix_of_few(m, p->few, fact->id, &own[0], err) : IS_OK;
+    for (uint32_t j = 0; status == IS_OK && p->few == NULL && j < n; j++) {
+        status = prefix_begin(m, &own[j], err);
+        own[j].n = 0; /* the header is in the other's tokens */
+        if (status == IS_OK) status = append(&own[j], p->prefixes[j].tokens, p->prefixes[j].n, err);
+        for (size_t i = 0; i < p->prefixes[j].n_deps; i++) own[j].deps[own[j].n_deps++] = p->prefixes[j].deps[i];
+    }
+    for (uint32_t j = 0; status == IS_OK && j < n; j++)
+        status = append_window(m, scope, fact, m->recipe.window, &own[j], err);
+    if (status == IS_OK) status = batch_add(m, own, n, times, fact, &b, err);
+    if (status == IS_OK) status = batch_run(run, scope, own, n, &b, err);
+    batch_clear(&b);
+    for (uint32_t j = 0; j < n; j++) prefix_free(&own[j]);
+    return status;
 }
 
 /* ------------------------------------------------------------ everything pending */
 
-/*
- * Facts that were encoded while the scope had too few others for a whole primer are encoded again, once, when it has
- * enough: they are among its oldest, which are the primer itself.
- */
-static is_status encode_thin(encode_run *run, int64_t scope, const is_fact_list *primer, batch *b, is_error *err)
+static is_status encode_list(encode_run *run, int64_t scope, const primers *p, const is_fact *facts, size_t n,
+                             is_error *err)
 {
     is_memory *m = run->memory;
-    if (m->recipe.primer == 0 || primer->n <= m->recipe.primer) return IS_OK;
-    int64_t ids[2 * IS_RECIPE_MAX_PRIMER], counts[2 * IS_RECIPE_MAX_PRIMER];
-    for (size_t i = 0; i < primer->n; i++) ids[i] = primer->facts[i].id;
-    is_status status = is_store_count_deps(m->store, scope, ids, primer->n, &m->key, counts, err);
-    for (size_t i = primer->n; status == IS_OK && i-- > 0;) {
-        is_prefix whole;
-        if (counts[i] < 0 || counts[i] >= m->recipe.primer) continue;
-        status = is_prefix_build(m, scope, &m->recipe, primer, &primer->facts[i], &whole, err);
-        bool thin = status == IS_OK && counts[i] < (int64_t)whole.n_deps;
-        if (status == IS_OK) is_prefix_free(&whole);
-        if (thin) status = batch_add(run, scope, primer, &primer->facts[i], b, err);
+    batch b = {.n = 0};
+    is_status status = IS_OK;
+    for (size_t i = 0; status == IS_OK && i < n; i++) {
+        if (p->few != NULL || m->recipe.window > 0) {
+            status = encode_alone(run, scope, p, &facts[i], err);
+            continue;
+        }
+        if (b.n == JOB) status = batch_run(run, scope, p->prefixes, p->n, &b, err);
+        if (status == IS_OK) status = batch_add(m, p->prefixes, p->n, p->times, &facts[i], &b, err);
+    }
+    if (status == IS_OK) status = batch_run(run, scope, p->prefixes, p->n, &b, err);
+    batch_clear(&b);
+    return status;
+}
+
+/* Makes chunks anew that were made when the scope was half as large, each at most once a call. */
+static is_status renew(encode_run *run, int64_t scope, const primers *p, is_error *err)
+{
+    is_memory *m = run->memory;
+    is_status status = IS_OK;
+    for (int64_t after = 0; status == IS_OK && p->renew > 0;) {
+        is_fact_list *list = NULL;
+        status = is_store_outdated(m->store, scope, &m->key, p->renew, after, PAGE, &list, err);
+        if (status != IS_OK) break;
+        size_t n = list->n;
+        if (n > 0) after = list->facts[n - 1].id;
+        status = encode_list(run, scope, p, list->facts, n, err);
+        is_fact_list_free(list);
+        if (n == 0) break;
     }
     return status;
 }
 
-/* Encodes a page of one scope's facts: those that share the oldest facts as their primer, then the oldest themselves.
- */
+/* A page of one scope's facts, then those of the scope that are outdated. */
 static is_status encode_page(encode_run *run, int64_t scope, const is_fact_list *page, size_t begin, size_t end,
                              is_error *err)
 {
-    is_memory *m = run->memory;
-    is_fact_list *primer = NULL;
-    batch b = {.n = 0};
-    is_status status = is_store_list(m->store, scope, 0, 2 * (size_t)m->recipe.primer, &primer, err);
-    for (size_t i = begin; status == IS_OK && i < end; i++)
-        if (!in_list(primer, m->recipe.primer, page->facts[i].id))
-            status = batch_add(run, scope, primer, &page->facts[i], &b, err);
-    for (size_t i = begin; status == IS_OK && i < end; i++)
-        if (in_list(primer, m->recipe.primer, page->facts[i].id))
-            status = batch_add(run, scope, primer, &page->facts[i], &b, err);
-    if (status == IS_OK) status = batch_run(run, scope, &b, err);
-    if (status == IS_OK) status = encode_thin(run, scope, primer, &b, err);
-    if (status == IS_OK) status = batch_run(run, scope, &b, err);
-    batch_clear(&b);
-    is_fact_list_free(primer);
+    primers p;
+    is_status status = primers_read(run->memory, scope, &p, err);
+    if (status == IS_OK) status = encode_list(run, scope, &p, page->facts + begin, end - begin, err);
+    if (status == IS_OK) status = renew(run, scope, &p, err);
+    primers_free(&p);
     return status;
 }
 
@@ -345,11 +503,13 @@ static is_status encode_chunk_of_header(is_memory *m, is_error *err)
     const int64_t id = 0;
     is_status status = is_store_ready(m->store, 0, &id, 1, &m->key, &ready, err);
     if (status != IS_OK || ready) return status;
-    is_encode_target target = {.tokens = m->header, .n_tokens = m->n_header};
+    is_encode_target target = {.tokens = m->header, .n_tokens = m->n_header, .shares = 1};
+    is_encode_target *const all = &target;
     is_encode_job job = {.recipe = "header", .targets = &target, .n_targets = 1};
-    status = encode_targets(m, &job, err);
+    status = new_keys(m, &all, 1, err);
+    if (status == IS_OK) status = m->engine->ops->encode(m->engine, &job, err);
     if (status == IS_OK) status = is_store_put_chunk(m->store, 0, 0, &m->key, target.bytes, target.size, NULL, 0, err);
-    drop_keys(m, &target, 1);
+    drop_key(m, &target);
     free(target.bytes);
     return status;
 }

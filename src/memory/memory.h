@@ -119,19 +119,6 @@ void is_prompt_free(is_memory *memory, is_prompt *prompt);
 
 /* ---- encode.c */
 
-/* The prefix of a fact under a recipe, for the encoder and the benchmarks.  *deps: ids of the facts in it.  free()
- * both. */
-typedef struct is_prefix {
-    int32_t *tokens;
-    uint32_t n;
-    int64_t *deps;
-    size_t n_deps;
-} is_prefix;
-void is_prefix_free(is_prefix *prefix);
-/* primer: the scope's oldest facts, twice recipe.primer of them or all. */
-is_status is_prefix_build(is_memory *memory, int64_t scope, const is_recipe *recipe, const is_fact_list *primer,
-                          const is_fact *fact, is_prefix *out, is_error *err);
-
 is_status is_worker_start(is_memory *memory, is_error *err);
 void is_worker_stop(is_memory *memory);
 /* Tells the worker that there may be something to encode. */

@@ -5,12 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* "name:number" at the start of *at; moves *at behind it. */
+/* A name and a number behind it, at the start of *at; moves *at behind both. */
 static bool take_part(const char **at, const char *name, uint32_t most, uint32_t *number)
 {
     size_t n = strlen(name);
-    if (strncmp(*at, name, n) != 0 || (*at)[n] != ':') return false;
-    const char *digits = *at + n + 1;
+    if (strncmp(*at, name, n) != 0) return false;
+    const char *digits = *at + n;
     if (*digits < '0' || *digits > '9') return false;
     char *end;
     unsigned long v = strtoul(digits, &end, 10);
@@ -20,35 +20,42 @@ static bool take_part(const char **at, const char *name, uint32_t most, uint32_t
     return true;
 }
 
+/* primed:N or primed:NxM */
+static bool take_primer(const char **at, is_recipe *out)
+{
+    if (!take_part(at, "primed:", IS_RECIPE_MAX_PRIMER, &out->primer)) return false;
+    out->header = true;
+    if (**at != 'x') return true;
+    return take_part(at, "x", IS_RECIPE_MAX_TIMES, &out->times) && out->times > 0 && out->primer > 0 &&
+           out->primer * out->times <= IS_RECIPE_MAX_PRIMER;
+}
+
 is_status is_recipe_parse(const char *name, is_recipe *out, is_error *err)
 {
     const char *at = name;
-    bool ok = false;
-    *out = (is_recipe){0};
+    *out = (is_recipe){.times = 1};
+    bool ok = strncmp(name, "primed:", 7) != 0;
     if (strcmp(name, "isolated") == 0) return IS_OK;
-    if (take_part(&at, "primed", IS_RECIPE_MAX_PRIMER, &out->primer)) {
-        out->header = true;
-        ok = *at == '\0';
-        if (*at == '+') at++;
+    if (!ok && take_primer(&at, out)) {
+        if (*at == '\0') return IS_OK;
+        ok = *at++ == '+';
     }
-    if (!ok)
-        ok = take_part(&at, "window", IS_RECIPE_MAX_WINDOW, &out->window) && *at == '\0' &&
-             (out->header || out->window > 0);
-    if (ok) return IS_OK;
+    if (ok && take_part(&at, "window:", IS_RECIPE_MAX_WINDOW, &out->window) && *at == '\0' &&
+        (out->header || out->window > 0))
+        return IS_OK;
     return is_fail(err, IS_EINVAL,
-                   "\"%s\" is no recipe; there are isolated, window:1 to window:%d, primed:0 to primed:%d, and "
-                   "primed:N+window:W",
-                   name, IS_RECIPE_MAX_WINDOW, IS_RECIPE_MAX_PRIMER);
+                   "\"%s\" is no recipe; there are isolated, window:1 to window:%d, primed:0 to primed:%d, primed:NxM "
+                   "with M up to %d and NxM up to %d, and primed:N+window:W",
+                   name, IS_RECIPE_MAX_WINDOW, IS_RECIPE_MAX_PRIMER, IS_RECIPE_MAX_TIMES, IS_RECIPE_MAX_PRIMER);
 }
 
 void is_recipe_name(const is_recipe *r, char out[IS_RECIPE_MAX])
 {
-    if (r->header && r->window > 0)
-        (void)snprintf(out, IS_RECIPE_MAX, "primed:%u+window:%u", r->primer, r->window);
-    else if (r->header)
-        (void)snprintf(out, IS_RECIPE_MAX, "primed:%u", r->primer);
-    else if (r->window > 0)
-        (void)snprintf(out, IS_RECIPE_MAX, "window:%u", r->window);
+    char times[16] = "", window[24] = "";
+    if (r->times > 1) (void)snprintf(times, sizeof times, "x%u", r->times);
+    if (r->window > 0) (void)snprintf(window, sizeof window, "window:%u", r->window);
+    if (r->header)
+        (void)snprintf(out, IS_RECIPE_MAX, "primed:%u%s%s%s", r->primer, times, r->window > 0 ? "+" : "", window);
     else
-        (void)snprintf(out, IS_RECIPE_MAX, "isolated");
+        (void)snprintf(out, IS_RECIPE_MAX, "%s", r->window > 0 ? window : "isolated");
 }

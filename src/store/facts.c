@@ -248,6 +248,34 @@ static is_status list_rows(is_store *store, walk *w, is_fact_list *list, is_erro
     }
 }
 
+is_status is_store_count_facts(is_store *store, int64_t scope, uint64_t *n, is_error *err)
+{
+    int64_t facts = 0;
+    is_db_lock(store);
+    is_status status = is_db_int(store, &facts, NULL, err, "SELECT facts FROM scope WHERE id = ?", "i", scope);
+    is_db_unlock(store);
+    *n = (uint64_t)facts;
+    return status;
+}
+
+is_status is_store_at_ranks(is_store *store, int64_t scope, const uint64_t *ranks, size_t n, int64_t *ids,
+                            is_error *err)
+{
+    sqlite3_stmt *stmt = NULL;
+    size_t found = 0;
+    bool row = true;
+    memset(ids, 0, n * sizeof *ids);
+    is_db_lock(store);
+    is_status status = is_db_query(store, &stmt, err, "SELECT id FROM fact WHERE scope = ? ORDER BY id", "i", scope);
+    for (uint64_t at = 0; status == IS_OK && row && found < n; at++) {
+        status = is_db_step(store, stmt, &row, err);
+        while (status == IS_OK && row && found < n && ranks[found] == at) ids[found++] = sqlite3_column_int64(stmt, 0);
+    }
+    is_db_end(stmt);
+    is_db_unlock(store);
+    return status;
+}
+
 is_status is_store_list(is_store *store, int64_t scope, int64_t after, size_t limit, is_fact_list **out, is_error *err)
 {
     static const char FACTS[] = "SELECT id, text, source, time, metadata, created FROM fact"

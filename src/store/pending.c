@@ -112,21 +112,23 @@ is_status is_store_count_pending(is_store *store, int64_t scope, const is_chunk_
     return status;
 }
 
-is_status is_store_count_deps(is_store *store, int64_t scope, const int64_t *fact_ids, size_t n,
-                              const is_chunk_key *key, int64_t *counts, is_error *err)
+is_status is_store_outdated(is_store *store, int64_t scope, const is_chunk_key *key, int64_t dep, int64_t after,
+                            size_t limit, is_fact_list **facts, is_error *err)
 {
     uint8_t hash[IS_KEY_BYTES];
     is_key_hash(key, hash);
-    is_status status = IS_OK;
+    sqlite3_stmt *stmt = NULL;
+    *facts = NULL;
     is_db_lock(store);
-    for (size_t i = 0; i < n && status == IS_OK; i++) {
-        bool found = false;
-        status = is_db_int(store, &counts[i], &found, err,
-                           "SELECT (SELECT count(*) FROM chunk_fact d WHERE d.chunk = c.id) FROM chunk c"
-                           " WHERE c.fact = ? AND c.scope = ? AND c.key = ?",
-                           "iib", fact_ids[i], scope_of(scope, fact_ids[i]), (const void *)hash, sizeof hash);
-        if (!found) counts[i] = -1;
-    }
+    is_status status = is_db_newest_edition(store, &store->texts_read, err);
+    if (status == IS_OK)
+        status = is_db_query(store, &stmt, err,
+                             "SELECT " IS_FACT_COLUMNS " FROM chunk c JOIN fact f ON f.id = c.fact" IS_FACT_EDITION
+                             " WHERE c.scope = ? AND c.key = ? AND c.fact > ? AND NOT EXISTS"
+                             " (SELECT 1 FROM chunk_fact d WHERE d.chunk = c.id AND d.fact >= ?)"
+                             " ORDER BY c.fact LIMIT ?",
+                             "ibiii", scope, (const void *)hash, sizeof hash, after, dep, (int64_t)limit);
+    if (status == IS_OK) status = is_fact_list_read(store, stmt, facts, err);
     is_db_unlock(store);
     return status;
 }

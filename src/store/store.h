@@ -66,6 +66,11 @@ is_status is_store_add_turns(is_store *store, int64_t scope, const is_turn *turn
 /* Facts of a scope by rising id: at most limit, ids > after.  The states are all IS_FACT_PENDING: what is ready
  * depends on the engine, see is_store_ready. */
 is_status is_store_list(is_store *store, int64_t scope, int64_t after, size_t limit, is_fact_list **out, is_error *err);
+is_status is_store_count_facts(is_store *store, int64_t scope, uint64_t *n, is_error *err);
+/* The ids [n] of the scope's facts at these ranks, which rise, by rising id and counted from 0; 0 where there are not
+ * so many. */
+is_status is_store_at_ranks(is_store *store, int64_t scope, const uint64_t *ranks, size_t n, int64_t *ids,
+                            is_error *err);
 /* These facts, in this order; an id that is not there (forgotten meanwhile) is left out.  A changed fact says here, as
  * everywhere, what it says since its last change. */
 is_status is_store_get(is_store *store, int64_t scope, const int64_t *ids, size_t n, is_fact_list **out, is_error *err);
@@ -204,9 +209,10 @@ is_status is_store_ready(is_store *store, int64_t scope, const int64_t *fact_ids
  * *scopes: free(). */
 is_status is_store_pending(is_store *store, int64_t scope, const is_chunk_key *key, int64_t after, size_t limit,
                            is_fact_list **facts, int64_t **scopes, is_error *err);
-/* How many facts stood in front of each of these facts when its chunk of this key was made; -1: no such chunk. */
-is_status is_store_count_deps(is_store *store, int64_t scope, const int64_t *fact_ids, size_t n,
-                              const is_chunk_key *key, int64_t *counts, is_error *err);
+/* Facts whose chunk of this key was made behind no fact with this id or a greater one: at most limit, by rising id, ids
+ * > after.  As with is_store_pending, chunks of their texts can be stored from here on. */
+is_status is_store_outdated(is_store *store, int64_t scope, const is_chunk_key *key, int64_t dep, int64_t after,
+                            size_t limit, is_fact_list **facts, is_error *err);
 is_status is_store_count_pending(is_store *store, int64_t scope, const is_chunk_key *key, uint64_t *n, is_error *err);
 
 /* Reads chunks of this key into memory, newest first, until the budget is full or *stop is true. */
