@@ -8,6 +8,7 @@
  */
 #include <math.h>
 
+#include "engine/llama/internal.h"
 #include "engine_fixture.h"
 
 /* ------------------------------------------------------------ answers */
@@ -168,7 +169,7 @@ static void encode_ways(const char *variable)
         double difference = chunk_difference(&together[i], &alone[i]);
         if (!(difference < 0.2)) fail_msg("%s: target %zu is off by %g of a row", variable, i, difference);
     }
-    /* Another prefix comes between, so the first has to be made anew. */
+    /* Another prefix comes between, so the first is brought back as it was. */
     is_encode_target other = {.tokens = text, .n_tokens = 30};
     fixture_encode(engine, prefix + 1, 59, &other, 1);
     fixture_encode(engine, prefix, 60, again, TARGETS);
@@ -247,6 +248,53 @@ static void test_encode_behind(void **state)
     encode_behind(WINDOW_MODEL);
 }
 
+/* What a prefix leaves behind is kept while it is of use, for its scope alone, and gone when that forgets. */
+static void test_kept_prefixes(void **state)
+{
+    (void)state;
+    is_engine *engine = fixture_open(CHAT_MODEL, 512, 1);
+    is_prefix_cache *cache = &((is_llama *)engine)->prefixes;
+    is_error err = {0};
+    int32_t *tokens = fixture_tokens(engine, 61, IS_KEPT_PREFIXES + 40);
+    uint64_t restored[2];
+    for (uint32_t i = 0; i < IS_KEPT_PREFIXES + 4; i++) {
+        is_encode_target target = {.tokens = tokens + i, .n_tokens = 4};
+        is_encode_job job = {.prefix = tokens + i,
+                             .n_prefix = 30,
+                             .recipe = "primed:1",
+                             .scope = 1 + i % 2,
+                             .targets = &target,
+                             .n_targets = 1};
+        assert_int_equal(engine->ops->encode(engine, &job, &err), IS_OK);
+        free(target.bytes);
+        restored[i % 2] = cache->clock;
+    }
+    size_t of[3] = {0}, bytes = cache->bytes;
+    for (size_t i = 0; i < IS_KEPT_PREFIXES; i++) {
+        assert_non_null(cache->kept[i].state);
+        of[cache->kept[i].scope]++;
+    }
+    assert_int_equal(of[1], IS_KEPT_PREFIXES / 2);
+    assert_int_equal(restored[0] + 1, restored[1]);
+    is_encode_target target = {.tokens = tokens, .n_tokens = 4};
+    is_encode_job job = {.prefix = tokens + IS_KEPT_PREFIXES,
+                         .n_prefix = 30,
+                         .recipe = "primed:1",
+                         .scope = 1,
+                         .targets = &target,
+                         .n_targets = 1};
+    assert_int_equal(engine->ops->encode(engine, &job, &err), IS_OK); /* kept: nothing else has to go */
+    free(target.bytes);
+    assert_int_equal(cache->bytes, bytes);
+    engine->ops->forget(engine, 2);
+    assert_int_equal(cache->bytes, bytes / 2);
+    for (size_t i = 0; i < IS_KEPT_PREFIXES; i++) assert_true(cache->kept[i].scope != 2);
+    engine->ops->forget(engine, 1);
+    assert_int_equal(cache->bytes, 0);
+    free(tokens);
+    is_engine_close(engine);
+}
+
 static void test_encode_ways(void **state)
 {
     (void)state;
@@ -264,9 +312,8 @@ static void test_encode_neighbours(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_encode_ways),
-        cmocka_unit_test(test_encode_behind),
-        cmocka_unit_test(test_encode_neighbours),
+        cmocka_unit_test(test_encode_ways),      cmocka_unit_test(test_kept_prefixes),
+        cmocka_unit_test(test_encode_behind),    cmocka_unit_test(test_encode_neighbours),
         cmocka_unit_test(test_injected_answers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

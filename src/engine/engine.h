@@ -161,7 +161,9 @@ typedef struct is_engine_ops {
     is_status (*run)(is_engine *engine, const is_run *run, is_run_result *out, is_error *err);  /* blocks */
     is_status (*score)(is_engine *engine, is_score *score, is_run_stats *stats, is_error *err); /* blocks */
     is_status (*encode)(is_engine *engine, is_encode_job *job, is_error *err); /* blocks; lower priority */
-    is_status (*describe)(is_engine *engine, char **json, is_error *err);      /* *json: free() */
+    /* Something of this scope was forgotten: what the engine keeps of its encode jobs goes.  May be NULL. */
+    void (*forget)(is_engine *engine, uint64_t scope);
+    is_status (*describe)(is_engine *engine, char **json, is_error *err); /* *json: free() */
 } is_engine_ops;
 
 struct is_engine {

@@ -48,7 +48,7 @@ static is_status begin(const is_layout *layout, const is_chunk *chunk, is_mean *
         *mean = (is_mean){.layout = layout,
                           .info = chunk->info,
                           .tokens = malloc(n * sizeof *mean->tokens),
-                          .sums = calloc(elements, sizeof *mean->sums),
+                          .sums = calloc(elements + 1, sizeof *mean->sums),
                           .row = malloc(most * sizeof *mean->row)};
         if (mean->tokens != NULL && mean->sums != NULL && mean->row != NULL) {
             memcpy(mean->tokens, chunk->tokens, n * sizeof *mean->tokens);
@@ -134,25 +134,25 @@ static void add_k(is_mean *mean, const is_layer *o, const is_chunk_rows *rows, i
     add(IS_F32, (const uint8_t *)mean->row, n, sums);
 }
 
-is_status is_mean_add(is_mean **out, const is_layout *layout, const is_chunk *chunk, is_error *err)
+is_status is_mean_add(is_mean **mean, const is_layout *layout, const is_chunk *chunk, is_error *err)
 {
     is_status status = is_chunk_fits(chunk, layout, err);
-    if (status == IS_OK && *out == NULL) status = begin(layout, chunk, out, err);
+    if (status == IS_OK && *mean == NULL) status = begin(layout, chunk, mean, err);
     if (status != IS_OK) return status;
-    is_mean *mean = *out;
-    const uint32_t n = mean->info.n_tokens;
-    if (chunk->info.n_tokens != n || memcmp(chunk->tokens, mean->tokens, n * sizeof *mean->tokens) != 0)
+    is_mean *m = *mean;
+    const uint32_t n = m->info.n_tokens;
+    if (chunk->info.n_tokens != n || memcmp(chunk->tokens, m->tokens, n * sizeof *m->tokens) != 0)
         return is_fail(err, IS_EINVAL, "chunks of different tokens have no mean");
-    float *sums = mean->sums;
+    float *sums = m->sums;
     for (uint32_t l = 0; l < layout->n_layers; l++) {
         const is_layer *o = &layout->layers[l];
         is_chunk_rows rows = is_chunk_layer(chunk, l);
-        add_k(mean, o, &rows, (int64_t)mean->info.p_ref - chunk->info.p_ref, sums);
+        add_k(m, o, &rows, (int64_t)m->info.p_ref - chunk->info.p_ref, sums);
         sums += k_elements(o, n);
         if (o->v_dim > 0) add(layout->dtype, rows.v, v_elements(o, n), sums);
         sums += v_elements(o, n);
     }
-    mean->n++;
+    m->n++;
     return IS_OK;
 }
 

@@ -33,7 +33,7 @@
 typedef struct prefix {
     int32_t *tokens;
     uint32_t n;
-    int64_t *deps; /* ids of the facts in it */
+    int64_t deps[MOST_LINES]; /* ids of the facts in it */
     size_t n_deps;
 } prefix;
 
@@ -58,7 +58,6 @@ typedef struct encode_run {
 static void prefix_free(prefix *p)
 {
     free(p->tokens);
-    free(p->deps);
     memset(p, 0, sizeof *p);
 }
 
@@ -93,11 +92,9 @@ static is_status append_fact(is_memory *memory, const is_fact *fact, prefix *p, 
     return status;
 }
 
+/* The header, where the recipe has it, into a prefix that is empty. */
 static is_status prefix_begin(is_memory *memory, prefix *p, is_error *err)
 {
-    memset(p, 0, sizeof *p);
-    p->deps = malloc(MOST_LINES * sizeof *p->deps);
-    if (p->deps == NULL) return is_fail(err, IS_ENOMEM, "no memory for a primer");
     return memory->recipe.header ? append(p, memory->header, memory->n_header, err) : IS_OK;
 }
 
@@ -141,9 +138,9 @@ static is_status append_window(is_memory *memory, int64_t scope, const is_fact *
 
 static void primers_free(primers *p)
 {
-    for (uint32_t i = 0; i < p->n; i++) prefix_free(&p->prefixes[i]);
+    for (uint32_t i = 0; i < MOST_PRIMERS; i++) prefix_free(&p->prefixes[i]);
     is_fact_list_free(p->few);
-    memset(p, 0, sizeof *p);
+    p->few = NULL;
 }
 
 static bool holds(const prefix *p, int64_t fact)
@@ -177,7 +174,7 @@ static is_status renew_of_few(is_memory *memory, primers *p, is_error *err)
 {
     is_status status = IS_OK;
     for (size_t i = 0; status == IS_OK && p->few->n >= 2 && i < 2; i++) {
-        prefix one;
+        prefix one = {0};
         status = prefix_of_few(memory, p->few, p->few->facts[p->few->n - 1 - i].id, &one, err);
         int64_t most = youngest(&one);
         if (i == 0 || most < p->renew) p->renew = most;
@@ -224,6 +221,11 @@ static is_status primers_read(is_memory *memory, int64_t scope, primers *out, is
     out->times = recipe->times < most ? recipe->times : (uint32_t)most;
     out->n = out->times < 2 ? 2 : out->times;
     return status == IS_OK ? spread(memory, scope, basis, out, err) : status;
+}
+
+void is_forget_prefixes(is_memory *m, int64_t scope)
+{
+    if (m->engine != NULL && m->engine->ops->forget != NULL) m->engine->ops->forget(m->engine, (uint64_t)scope);
 }
 
 /* ------------------------------------------------------------ one job */
@@ -368,7 +370,11 @@ static is_status put_item(is_memory *m, int64_t scope, const prefix *prefixes, u
     if (status != IS_OK) return status;
     status =
         is_store_put_chunk(m->store, scope, it->id, &m->key, it->target.bytes, it->target.size, deps, n_deps, &why);
-    if (status == IS_ENOTFOUND) return IS_OK; /* forgotten meanwhile, or its primer was */
+    if (status ==
+        IS_ENOTFOUND) { /* forgotten meanwhile, or a fact of its primer was, which the engine has kept since */
+        is_forget_prefixes(m, scope);
+        return IS_OK;
+    }
     if (status != IS_OK && err != NULL) *err = why;
     return status;
 }

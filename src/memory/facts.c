@@ -170,6 +170,7 @@ static is_status change_inside(is_memory *memory, const is_scope *scope, int64_t
     free(vector);
     if (status != IS_OK) return status;
     is_conversation_forget(memory->conversations, is_scope_key(scope));
+    is_forget_prefixes(memory, number);
     is_worker_notify(memory); /* what was encoded behind it is made anew too */
     return IS_OK;
 }
@@ -229,6 +230,7 @@ static is_status forget_inside(is_memory *memory, const is_scope *scope, const i
     if (status != IS_OK) return status;
     is_index_drop(memory->index, number);
     is_conversation_forget(memory->conversations, is_scope_key(scope));
+    is_forget_prefixes(memory, number);
     is_worker_notify(memory); /* what was encoded behind it is made anew */
     return IS_OK;
 }

@@ -104,6 +104,7 @@ typedef struct is_prompt {
 typedef struct is_prompt_options {
     is_mode mode;
     uint32_t fresh;
+    bool best_first;  /* the facts in order of rank, which the benchmarks compare with the reverse */
     uint32_t reserve; /* tokens of the context that are kept for the answer */
     const is_message *messages;
     size_t n_messages;
@@ -118,6 +119,9 @@ is_status is_prompt_build(is_memory *memory, int64_t scope, const is_fact_list *
 void is_prompt_free(is_memory *memory, is_prompt *prompt);
 
 /* ---- encode.c */
+
+/* What the engine keeps of the scope's primers goes, since a fact in them may be gone. */
+void is_forget_prefixes(is_memory *memory, int64_t scope);
 
 is_status is_worker_start(is_memory *memory, is_error *err);
 void is_worker_stop(is_memory *memory);

@@ -192,17 +192,22 @@ static is_status lay_facts(is_memory *memory, const is_fact_list *facts, uint32_
 }
 
 /* Header, chunks in reverse rank, the rest in reverse rank, tail. */
-static void order_segments(is_memory *memory, const is_segment *lines, uint32_t fresh, const is_prompt_parts *parts,
-                           is_prompt *p)
+static void order_segments(is_memory *memory, const is_segment *lines, const is_prompt_options *options,
+                           const is_prompt_parts *parts, is_prompt *p)
 {
+    const uint32_t fresh = options->fresh;
     is_segment *at = p->segments;
     const is_chunk *header = p->pins == NULL || p->pins[0] == NULL ? NULL : is_pin_chunk(p->pins[0]);
     *at++ = parts->header == NULL ? (is_segment){memory->header, memory->n_header, header}
                                   : (is_segment){parts->header, (uint32_t)parts->n_header, NULL};
-    for (uint32_t i = p->n_facts; i-- > 0;)
+    for (uint32_t n = p->n_facts, at_rank = 0; at_rank < n; at_rank++) {
+        uint32_t i = options->best_first ? at_rank : n - 1 - at_rank;
         if (lines[i].chunk != NULL && i >= fresh) *at++ = lines[i];
-    for (uint32_t i = p->n_facts; i-- > 0;)
+    }
+    for (uint32_t n = p->n_facts, at_rank = 0; at_rank < n; at_rank++) {
+        uint32_t i = options->best_first ? at_rank : n - 1 - at_rank;
         if (lines[i].chunk == NULL || i < fresh) *at++ = (is_segment){lines[i].tokens, lines[i].n_tokens, NULL};
+    }
     for (size_t i = 0; i < p->history.n; i++) *at++ = p->history.segments[i];
     *at++ = (is_segment){parts->tail + p->history.n_tokens, (uint32_t)parts->n_tail - p->history.n_tokens, NULL};
     p->plan.segments = p->segments;
@@ -239,7 +244,7 @@ is_status is_prompt_build(is_memory *memory, int64_t scope, const is_fact_list *
         prompt->segments = calloc(facts->n + prompt->history.n + 2, sizeof *prompt->segments);
         if (prompt->segments == NULL) status = is_fail(err, IS_ENOMEM, "no memory for the prompt");
     }
-    if (status == IS_OK) order_segments(memory, lines, options->fresh, &parts, prompt);
+    if (status == IS_OK) order_segments(memory, lines, options, &parts, prompt);
     prompt->plan.inject = options->mode == IS_MODE_INJECT;
     free(lines);
     if (status != IS_OK) is_prompt_free(memory, prompt);

@@ -85,6 +85,12 @@ static uint32_t keep_common(is_llama *engine, const is_encode_job *job)
     return same;
 }
 
+static bool is_resident(const is_llama *engine, const is_encode_job *job)
+{
+    return engine->encode_prefix_n == job->n_prefix &&
+           (job->n_prefix == 0 || memcmp(engine->encode_prefix, job->prefix, job->n_prefix * sizeof *job->prefix) == 0);
+}
+
 /*
  * Makes sequence 0 hold the job's prefix and nothing else.  Where the step may not give way to requests it decodes one
  * piece only.  What is missing then, or when it gave way, is for later steps; what was done stays.
@@ -92,19 +98,22 @@ static uint32_t keep_common(is_llama *engine, const is_encode_job *job)
 static is_status load_prefix(is_llama *engine, const is_encode_job *job, bool may_abort, bool *aborted, is_error *err)
 {
     *aborted = false;
-    uint32_t same = keep_common(engine, job);
+    if (is_resident(engine, job)) return IS_OK;
+    bool restored = job->n_prefix > 0 && is_prefix_restore(engine, job);
+    uint32_t same = restored ? job->n_prefix : keep_common(engine, job);
     engine->encode_prefix_n = same;
-    if (same == job->n_prefix) return IS_OK;
-    int32_t *kept = realloc(engine->encode_prefix, job->n_prefix * sizeof *kept);
+    int32_t *kept = realloc(engine->encode_prefix, (job->n_prefix + 1) * sizeof *kept);
     if (kept == NULL) return is_fail(err, IS_ENOMEM, "no memory to keep the encode prefix");
     engine->encode_prefix = kept;
-    memcpy(kept, job->prefix, job->n_prefix * sizeof *kept);
+    if (job->n_prefix > 0) memcpy(kept, job->prefix, job->n_prefix * sizeof *kept);
+    if (same == job->n_prefix) return IS_OK;
     engine->encode_batch.n_tokens = 0;
     uint32_t end = !may_abort && job->n_prefix - same > IS_LLAMA_PIECE ? same + IS_LLAMA_PIECE : job->n_prefix;
     for (uint32_t i = same; i < end; i++) is_batch_add(&engine->encode_batch, job->prefix[i], (int32_t)i, 0, false);
     is_status status = decode(engine, may_abort, aborted, err);
     if (status != IS_OK) return status;
     engine->encode_prefix_n = (uint32_t)(llama_memory_seq_pos_max(llama_get_memory(engine->encoder), 0) + 1);
+    if (engine->encode_prefix_n == job->n_prefix) is_prefix_keep(engine, job);
     return IS_OK;
 }
 

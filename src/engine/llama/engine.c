@@ -460,6 +460,7 @@ static void op_close(is_engine *base)
         pthread_mutex_unlock(&engine->lock);
     }
     is_encoder_close(engine);
+    is_prefixes_forget(&engine->prefixes, 0);
     free(engine->encode_blob);
     free(engine->candidates);
     for (uint32_t i = 0; i < engine->n_slots; i++) {
@@ -471,10 +472,16 @@ static void op_close(is_engine *base)
     if (engine->context != NULL) llama_free(engine->context);
     if (engine->batch.token != NULL) llama_batch_free(engine->batch);
     is_model_close(&engine->model);
+    pthread_mutex_destroy(&engine->prefixes.lock);
     pthread_mutex_destroy(&engine->lock);
     pthread_cond_destroy(&engine->wake);
     pthread_cond_destroy(&engine->done);
     free(engine);
+}
+
+static void op_forget(is_engine *base, uint64_t scope)
+{
+    is_prefixes_forget(&((is_llama *)base)->prefixes, scope);
 }
 
 static const is_engine_ops ops = {
@@ -491,6 +498,7 @@ static const is_engine_ops ops = {
     .run = op_run,
     .score = op_score,
     .encode = op_encode,
+    .forget = op_forget,
     .describe = op_describe,
 };
 
@@ -544,6 +552,7 @@ is_status is_llama_open(const is_llama_options *options, is_engine **out, is_err
     is_llama *engine = calloc(1, sizeof *engine);
     if (engine == NULL) return is_fail(err, IS_ENOMEM, "no memory for the engine");
     engine->base.ops = &ops;
+    pthread_mutex_init(&engine->prefixes.lock, NULL);
     pthread_mutex_init(&engine->lock, NULL);
     pthread_cond_init(&engine->wake, NULL);
     pthread_cond_init(&engine->done, NULL);

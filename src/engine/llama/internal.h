@@ -192,6 +192,25 @@ typedef struct is_slot {
     uint32_t n_resident;
 } is_slot;
 
+/* A prefix of encode jobs as the state of a sequence. */
+typedef struct is_kept_prefix {
+    int32_t *tokens; /* [n] */
+    uint32_t n;
+    uint64_t scope; /* whose */
+    uint8_t *state; /* [size]; NULL: nothing is here */
+    size_t size;
+    uint64_t used; /* when it was last, by the cache's clock */
+} is_kept_prefix;
+
+#define IS_KEPT_PREFIXES 16
+
+typedef struct is_prefix_cache {
+    pthread_mutex_t lock; /* over all: what is forgotten is wiped by whoever forgets it */
+    is_kept_prefix kept[IS_KEPT_PREFIXES];
+    size_t bytes;
+    uint64_t clock;
+} is_prefix_cache;
+
 typedef struct is_llama {
     is_engine base;
     is_model model;
@@ -222,6 +241,7 @@ typedef struct is_llama {
     size_t encode_blob_size;
     int32_t *encode_prefix; /* what the encoder's sequence 0 holds, [encode_prefix_n] */
     uint32_t encode_prefix_n;
+    is_prefix_cache prefixes;
 
     pthread_t thread;
     bool thread_started;
@@ -289,6 +309,12 @@ bool is_direct_prove(is_llama *engine, int32_t sequence, const is_state_view *vi
 
 /* Encodes the job's next targets, at most `most`.  may_abort: it gives way when a request is waiting; *aborted then. */
 is_status is_encode_step(is_llama *engine, is_job *job, uint32_t most, bool may_abort, bool *aborted, bool *finished);
+/* Owner thread: brings a kept prefix into the encoder's sequence 0, and nothing else stays there; false: it is not
+ * kept. The second keeps the one that is there whole. */
+bool is_prefix_restore(is_llama *engine, const is_encode_job *job);
+void is_prefix_keep(is_llama *engine, const is_encode_job *job);
+/* Wipes those of a scope; 0: all.  Any thread. */
+void is_prefixes_forget(is_prefix_cache *cache, uint64_t scope);
 void is_encoder_close(is_llama *engine);
 /* A begun chunk for the target's tokens behind a prefix; free().  NULL: err says why. */
 void *is_chunk_new(const is_llama *engine, uint32_t n_prefix, const int32_t *prefix, const char *recipe,
