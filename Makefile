@@ -4,7 +4,7 @@
 #   make test    install, fetch, build, and pass every test
 #   make test-vllm  install vLLM for the CPU, and pass the tests of its connector
 #   make lint    formatting, clang's warnings, clang-tidy
-#   make bench   the figures of the README, measured here
+#   make bench   a short evaluation with its report, build/evaluation/report.html; LOCOMO=FILE: of LoCoMo's data
 #   make         build build/inferscale with what is installed already
 #   make wheel   build/wheel/inferscale_vllm-*.whl, the connector for vLLM with its library
 #   make install what was built, with libraries and models, into PREFIX (/usr/local), below DESTDIR
@@ -45,7 +45,7 @@ CLI_SRC  := $(wildcard src/cli/*.c)
 TEST_SRC := $(wildcard tests/test_*.c tests/crash_*.c)
 FUZZ_SRC := $(wildcard tests/fuzz_*.c)
 LIB_OBJ  := $(LIB_SRC:%.c=$(B)/%.o) $(CXX_SRC:%.cpp=$(B)/%.o) $(B)/src/server/files.o
-CLI_OBJ  := $(CLI_SRC:%.c=$(B)/%.o)
+CLI_OBJ  := $(CLI_SRC:%.c=$(B)/%.o) $(B)/src/cli/report.o
 
 TESTS      := $(TEST_SRC:%.c=%)
 TSAN_TESTS := $(filter tests/test_scan tests/test_connector tests/test_store_parts tests/test_retrieve tests/test_store_chunks tests/test_engine_serve tests/test_sampling tests/test_memory tests/test_memory_change tests/test_conversation,$(TESTS))
@@ -66,10 +66,7 @@ test: setup-test
 
 bench: setup
 	@$(MAKE) --no-print-directory build/inferscale
-	build/inferscale bench ttft
-	build/inferscale bench encode
-	build/inferscale bench retrieve
-	build/inferscale bench fidelity $(if $(LOCOMO),--data $(LOCOMO))
+	build/inferscale bench locomo $(if $(LOCOMO),--data $(LOCOMO))
 
 # System packages, engine and models; a moment where all of that is there already.
 setup:
@@ -153,6 +150,10 @@ $(B)/%.o: %.cpp $(wildcard build/engine.mk)
 
 # The dashboard's files are part of the program.
 $(B)/src/server/files.o: src/server/files.S src/server/openapi.json $(wildcard src/server/web/*) build/chart.js
+	@mkdir -p $(@D)
+	@$(CC) -c -o $@ $<
+
+$(B)/src/cli/report.o: src/cli/report.S $(wildcard src/cli/report/*)
 	@mkdir -p $(@D)
 	@$(CC) -c -o $@ $<
 

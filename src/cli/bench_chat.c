@@ -215,19 +215,21 @@ int is_bench_chat(int argc, char **argv)
 {
     is_bench b = {.n_questions = MAX_TURNS, .repeat = 20};
     is_error err = {0};
+    const is_cli_option work = IS_BENCH_WORK(&b);
     uint32_t k[1] = {0};
     size_t n_k;
     if (!is_bench_parse(&b, "chat",
                         "A conversation of --repeat turns (default: 20) in which every question brings other facts:\n"
                         "time to first token with all prefilled, with the facts injected and the earlier turns\n"
                         "prefilled, and with both injected; and how far the injected ones are from a full prefill.",
-                        "inferscale bench chat\ninferscale bench chat --data locomo10.json --repeat 10 --json", argc,
-                        argv))
+                        "inferscale bench chat\ninferscale bench chat --data locomo10.json --repeat 10 --json", &work,
+                        1, argc, argv))
         return b.cli.exit;
     if (!is_bench_numbers(&b, &b.ks, "50", k, &n_k, 1, IS_MAX_K)) return IS_EXIT_USAGE;
     is_cli_catch_interrupts();
     json_t *list = json_array();
     is_status status = is_bench_questions(&b, &err);
+    if (status == IS_OK) status = is_bench_begin(&b, &err);
     if (status == IS_OK) status = is_bench_open(&b, NULL, false, &err);
     if (status == IS_OK) status = is_bench_import(&b, &err);
     if (status == IS_OK) status = is_cli_encode(&b.cli, b.memory, NULL, NULL, &err);

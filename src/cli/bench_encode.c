@@ -70,14 +70,15 @@ int is_bench_encode(int argc, char **argv)
     size_t n = 2;
     if (!is_bench_parse(
             &b, "encode", "What encoding the data's facts costs, by recipe, per fact token.",
-            "inferscale bench encode\ninferscale bench encode --with-recipe isolated --with-recipe window:5", argc,
-            argv))
+            "inferscale bench encode\ninferscale bench encode --with-recipe isolated --with-recipe window:5", NULL, 0,
+            argc, argv))
         return b.cli.exit;
     if (b.repeat > MAX_ROUNDS) b.repeat = MAX_ROUNDS;
     if (b.recipes.n > 0) n = b.recipes.n < MAX_RECIPES ? b.recipes.n : MAX_RECIPES;
     for (size_t i = 0; i < b.recipes.n && i < n; i++) rows[i].recipe = b.recipes.items[i];
     is_cli_catch_interrupts();
     is_status status = is_bench_questions(&b, &err);
+    if (status == IS_OK) status = is_bench_begin(&b, &err);
     for (uint32_t r = 0; status == IS_OK && r < b.repeat; r++)
         for (size_t i = 0; status == IS_OK && i < n; i++) status = measure(&b, &rows[i], r, &err);
     json_t *root = is_bench_context(&b);

@@ -10,9 +10,17 @@
 #include <string.h>
 
 #include "bench.h"
+#include "eval/score.h"
 
 #define MAX_ANSWER 48 /* tokens of a gold answer that are scored */
 #define MAX_LIST   8
+
+/* Where the evidence stands: the best fact that was drawn from it is among the best 5, 20 or all, or in none. */
+static const struct {
+    const char *name;
+    uint32_t most;
+} places[] = {{"1 to 5", 5}, {"6 to 20", 20}, {"later", UINT32_MAX}, {"not there", 0}};
+#define PLACES (sizeof places / sizeof places[0])
 
 /* One question's prompt with the gold answer behind it: the tail and all answer tokens but the last. */
 typedef struct scored {
@@ -23,6 +31,15 @@ typedef struct scored {
     size_t n_answer;
 } scored;
 
+typedef struct measurement {
+    is_bench *b;
+    uint32_t k;
+    bool best_first;
+    const uint32_t *fresh; /* [n_fresh] */
+    size_t n_fresh;
+    float *full, *injected; /* logits [MAX_ANSWER][n_vocab] */
+} measurement;
+
 static void scored_free(is_memory *m, scored *s)
 {
     is_prompt_free(m, &s->prompt);
@@ -32,12 +49,17 @@ static void scored_free(is_memory *m, scored *s)
     memset(s, 0, sizeof *s);
 }
 
-static is_status scored_build(is_memory *m, int64_t scope, const is_fact_list *facts, const is_bench_question *q,
-                              uint32_t fresh, scored *s, is_error *err)
+static is_status scored_build(const measurement *t, int64_t scope, const is_fact_list *facts,
+                              const is_bench_question *q, uint32_t fresh, scored *s, is_error *err)
 {
-    const is_message message = {"user", q->question};
-    const is_prompt_options options = {
-        .mode = IS_MODE_INJECT, .fresh = fresh, .reserve = MAX_ANSWER, .messages = &message, .n_messages = 1};
+    is_memory *m = t->b->memory;
+    const is_message message = {.role = "user", .content = q->question};
+    const is_prompt_options options = {.mode = IS_MODE_INJECT,
+                                       .fresh = fresh,
+                                       .best_first = t->best_first,
+                                       .reserve = MAX_ANSWER,
+                                       .messages = &message,
+                                       .n_messages = 1};
     memset(s, 0, sizeof *s);
     is_status status = is_prompt_build(m, scope, facts, &options, &s->prompt, err);
     if (status == IS_OK) status = m->engine->ops->tokenize(m->engine, q->answer, false, &s->answer, &s->n_answer, err);
@@ -59,114 +81,204 @@ static is_status scored_build(is_memory *m, int64_t scope, const is_fact_list *f
     return IS_OK;
 }
 
-static is_status score(is_memory *m, const scored *s, bool inject, float *logits, is_error *err)
+static is_status compare(measurement *t, const scored *s, is_bench_sums *out, is_error *err)
 {
-    is_score job = {.plan = {.segments = s->segments, .n_segments = s->prompt.plan.n_segments, .inject = inject},
-                    .n_last = (uint32_t)s->n_answer,
-                    .logits = logits};
+    is_engine *engine = t->b->memory->engine;
+    const is_plan plan = {.segments = s->segments, .n_segments = s->prompt.plan.n_segments, .inject = true};
+    is_score job = {.plan = plan, .n_last = (uint32_t)s->n_answer, .logits = t->injected};
     is_run_stats stats;
-    return m->engine->ops->score(m->engine, &job, &stats, err);
-}
-
-/* The question under all values of fresh; the full prefill of the first serves for all that have its token order. */
-static is_status measure_question(is_bench *b, const is_bench_question *q, uint32_t k, const uint32_t *fresh,
-                                  size_t n_fresh, is_bench_sums *out, is_error *err)
-{
-    is_memory *m = b->memory;
-    is_scope scope = b->cli.scope;
-    scope.user = q->user;
-    int64_t number;
-    is_fact_list *facts = NULL;
-    double embed_ms, rank_ms;
-    size_t n_vocab = m->engine->ops->vocab(m->engine);
-    float *full = malloc(MAX_ANSWER * n_vocab * sizeof *full), *injected = malloc(MAX_ANSWER * n_vocab * sizeof *full);
-    if (full == NULL || injected == NULL) is_cli_no_memory();
-    is_status status = is_memory_scope(m, &scope, false, &number, err);
-    if (status == IS_OK) status = is_rank(m, number, q->question, k, NULL, &facts, &embed_ms, &rank_ms, err);
-    for (size_t i = 0; status == IS_OK && i < n_fresh; i++) {
-        scored s;
-        status = scored_build(m, number, facts, q, fresh[i], &s, err);
-        /* With every fact ready the order is the same whatever is fresh. */
-        if (status == IS_OK && i == 0) status = score(m, &s, false, full, err);
-        if (status == IS_OK) status = score(m, &s, true, injected, err);
-        if (status == IS_OK) is_bench_compare(full, injected, n_vocab, s.answer, s.n_answer, &out[i]);
-        scored_free(m, &s);
-    }
-    is_fact_list_free(facts);
-    free(full);
-    free(injected);
+    is_status status = is_bench_reference(t->b, &plan, job.n_last, t->full, err);
+    if (status == IS_OK) status = engine->ops->score(engine, &job, &stats, err);
+    if (status == IS_OK)
+        is_bench_compare(t->full, t->injected, engine->ops->vocab(engine), s->answer, s->n_answer, out);
     return status;
 }
 
-static void report(const is_bench *b, const char *recipe, uint32_t k, uint32_t fresh, const is_bench_sums *s,
-                   json_t *list)
+static char *key_of(const measurement *t, const is_bench_question *q, uint32_t fresh)
 {
-    double n = (double)s->tokens;
-    if (!b->cli.json)
-        printf("%-24s %5u %5u %6llu %9.4f %7.1f%% %9.3f %9.3f\n", recipe, fresh, k, (unsigned long long)s->questions,
-               s->kl / n, 100 * s->top1 / n, s->nll_full / n, s->nll_inject / n);
-    json_t *o = json_object();
-    is_cli_set(o, "recipe", json_string(recipe));
+    return is_bench_key(t->b, "fidelity", t->b->memory->recipe_name, "k=%u fresh=%u%s %s", t->k, fresh,
+                        t->best_first ? " best first" : "", q->id);
+}
+
+/* One question under one value of fresh, which is noted. */
+static is_status measure_one(measurement *t, const is_bench_question *q, int64_t scope, const is_fact_list *facts,
+                             uint32_t fresh, is_error *err)
+{
+    scored s;
+    is_bench_sums sums = {0};
+    is_memory *m = t->b->memory;
+    is_status status = scored_build(t, scope, facts, q, fresh, &s, err);
+    if (status != IS_OK) return status;
+    status = compare(t, &s, &sums, err);
+    scored_free(m, &s);
+    if (status != IS_OK) return status;
+    is_bench_evidence evidence = is_bench_find_evidence(t->b, q, facts);
+    char *key = key_of(t, q, fresh);
+    status = is_bench_note(t->b, key,
+                           json_pack("{s:I, s:f, s:f, s:f, s:f, s:i, s:i}", "tokens", (json_int_t)sums.tokens, "kl",
+                                     sums.kl, "top1", sums.top1, "nll_full", sums.nll_full, "nll_inject",
+                                     sums.nll_inject, "evidence", (int)evidence.n, "place", (int)evidence.best),
+                           err);
+    free(key);
+    return status;
+}
+
+static is_status measure_question(measurement *t, const is_bench_question *q, is_error *err)
+{
+    is_scope scope = t->b->cli.scope;
+    scope.user = q->user;
+    int64_t number = 0;
+    is_fact_list *facts = NULL;
+    double embed_ms, rank_ms;
+    is_status status = IS_OK;
+    for (size_t i = 0; status == IS_OK && i < t->n_fresh; i++) {
+        char *key = key_of(t, q, t->fresh[i]);
+        bool known = is_bench_noted(t->b, key) != NULL;
+        free(key);
+        if (known) continue;
+        if (facts == NULL) {
+            status = is_memory_scope(t->b->memory, &scope, false, &number, err);
+            if (status == IS_OK)
+                status = is_rank(t->b->memory, number, q->question, t->k, NULL, &facts, &embed_ms, &rank_ms, err);
+        }
+        if (status == IS_OK) status = measure_one(t, q, number, facts, t->fresh[i], err);
+    }
+    is_fact_list_free(facts);
+    return status;
+}
+
+/* ------------------------------------------------------------ results */
+
+static double real(const json_t *object, const char *name)
+{
+    return json_number_value(json_object_get(object, name));
+}
+
+static bool in_place(const json_t *note, size_t place)
+{
+    if (real(note, "evidence") <= 0) return false; /* the data does not tell */
+    uint32_t best = (uint32_t)real(note, "place");
+    if (best == 0) return places[place].most == 0;
+    return best <= places[place].most && (place == 0 || best > places[place - 1].most);
+}
+
+/* Of the questions whose evidence stands in this place; of all for PLACES. */
+static json_t *summary(const measurement *t, uint32_t fresh, size_t place)
+{
+    is_bench_sums s = {0};
+    size_t n = 0;
+    double *kl = calloc(t->b->n + 1, sizeof *kl);
+    is_eval_interval mean;
+    if (kl == NULL) is_cli_no_memory();
+    for (size_t i = 0; i < t->b->n; i++) {
+        char *key = key_of(t, &t->b->questions[i], fresh);
+        const json_t *note = is_bench_noted(t->b, key);
+        free(key);
+        if (note == NULL || (place < PLACES && !in_place(note, place))) continue;
+        kl[n++] = real(note, "kl") / real(note, "tokens");
+        s.kl += real(note, "kl");
+        s.top1 += real(note, "top1");
+        s.nll_full += real(note, "nll_full");
+        s.nll_inject += real(note, "nll_inject");
+        s.tokens += (uint64_t)real(note, "tokens");
+    }
+    if (is_eval_mean_interval(kl, n, &mean, NULL) != IS_OK) is_cli_no_memory();
+    free(kl);
+    double tokens = (double)s.tokens;
+    return n == 0 ? NULL
+                  : json_pack("{s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "questions", (json_int_t)n, "tokens",
+                              (json_int_t)s.tokens, "kl", s.kl / tokens, "kl_by_question", mean.mean, "kl_low",
+                              mean.low, "kl_high", mean.high, "top1", s.top1 / tokens, "nll_full", s.nll_full / tokens,
+                              "nll_inject", s.nll_inject / tokens);
+}
+
+static void report(const measurement *t, uint32_t fresh, json_t *list)
+{
+    json_t *o = summary(t, fresh, PLACES), *by = json_array();
+    if (!t->b->cli.json)
+        printf("%-24s %5u %5u %6.0f %9.4f %7.1f%% %9.3f %9.3f %9.4f  (%.4f to %.4f)\n", t->b->memory->recipe_name,
+               fresh, t->k, real(o, "questions"), real(o, "kl"), 100 * real(o, "top1"), real(o, "nll_full"),
+               real(o, "nll_inject"), real(o, "kl_by_question"), real(o, "kl_low"), real(o, "kl_high"));
+    (void)fflush(stdout);
+    is_cli_set(o, "recipe", json_string(t->b->memory->recipe_name));
     is_cli_set(o, "fresh", json_integer(fresh));
-    is_cli_set(o, "k", json_integer(k));
-    is_cli_set(o, "questions", json_integer((json_int_t)s->questions));
-    is_cli_set(o, "tokens", json_integer((json_int_t)s->tokens));
-    is_cli_set(o, "kl", json_real(s->kl / n));
-    is_cli_set(o, "kl_by_question", json_real(s->mean_kl_of_questions / (double)s->questions));
-    is_cli_set(o, "top1", json_real(s->top1 / n));
-    is_cli_set(o, "nll_full", json_real(s->nll_full / n));
-    is_cli_set(o, "nll_inject", json_real(s->nll_inject / n));
+    is_cli_set(o, "k", json_integer(t->k));
+    for (size_t i = 0; i < PLACES; i++) {
+        json_t *part = summary(t, fresh, i);
+        if (part == NULL) continue;
+        is_cli_set(part, "place", json_string(places[i].name));
+        is_cli_append(by, part);
+    }
+    is_cli_set(o, "by_place_of_evidence", by);
     is_cli_append(list, o);
 }
 
-static is_status measure_recipe(is_bench *b, const char *recipe, uint32_t k, const uint32_t *fresh, size_t n_fresh,
-                                json_t *list, is_error *err)
+static is_status measure_recipe(measurement *t, const char *recipe, json_t *list, is_error *err)
 {
-    is_bench_sums s[MAX_LIST] = {{0}};
+    is_bench *b = t->b;
     is_cli_progress progress;
     is_status status = is_bench_open(b, recipe, false, err);
     if (status == IS_OK) status = is_bench_import(b, err);
     if (status == IS_OK) status = is_cli_encode(&b->cli, b->memory, NULL, NULL, err);
+    if (status != IS_OK) return status;
+    size_t n_vocab = b->memory->engine->ops->vocab(b->memory->engine);
+    t->full = malloc(MAX_ANSWER * n_vocab * sizeof *t->full);
+    t->injected = malloc(MAX_ANSWER * n_vocab * sizeof *t->injected);
+    if (t->full == NULL || t->injected == NULL) is_cli_no_memory();
     is_cli_progress_begin(&progress, &b->cli, "comparing", "questions");
     for (size_t i = 0; status == IS_OK && i < b->n; i++) {
-        status = measure_question(b, &b->questions[i], k, fresh, n_fresh, s, err);
+        status = measure_question(t, &b->questions[i], err);
         if (!is_cli_progress_step(&progress, i + 1, b->n) && status == IS_OK)
             status = is_fail(err, IS_ECANCELED, "interrupted");
     }
     is_cli_progress_end(&progress);
-    for (size_t i = 0; status == IS_OK && i < n_fresh; i++) report(b, b->memory->recipe_name, k, fresh[i], &s[i], list);
+    for (size_t i = 0; status == IS_OK && i < t->n_fresh; i++) report(t, t->fresh[i], list);
+    free(t->full);
+    free(t->injected);
     return status;
 }
 
 int is_bench_fidelity(int argc, char **argv)
 {
-    static const char *const defaults[] = {"isolated", "window:5", "primed:8"};
+    static const char *const defaults[] = {"isolated", "window:5", IS_RECIPE_DEFAULT};
     is_bench b = {.n_questions = 50};
     is_error err = {0};
     uint32_t k[1] = {0}, fresh[MAX_LIST] = {0};
     size_t n_k, n_fresh;
+    measurement t = {.b = &b};
+    const is_cli_option own[] = {
+        IS_BENCH_WORK(&b),
+        IS_BENCH_UNDATED(&b),
+        {"best-first", 0, IS_CLI_FLAG, &t.best_first, 0, 0, NULL, "the best fact first, and not last"},
+    };
     if (!is_bench_parse(
             &b, "fidelity",
             "How close injected memory comes to a full prefill of the same tokens: KL divergence and equal top-1 of\n"
-            "the next-token distributions over the gold answers, and the answers' negative log-likelihood.",
+            "the next-token distributions over the gold answers, and the answers' negative log-likelihood.  The KL\n"
+            "by question has a 95 % interval behind it.",
             "inferscale bench fidelity --data locomo10.json\n"
             "inferscale bench fidelity --with-recipe primed:8 --fresh 0 --fresh 5 --json",
-            argc, argv))
+            own, sizeof own / sizeof own[0], argc, argv))
         return b.cli.exit;
     if (!is_bench_numbers(&b, &b.ks, "50", k, &n_k, 1, IS_MAX_K) ||
         !is_bench_numbers(&b, &b.fresh, "0", fresh, &n_fresh, MAX_LIST, IS_MAX_K))
         return IS_EXIT_USAGE;
     is_cli_catch_interrupts();
     json_t *list = json_array();
+    t.k = k[0];
+    t.fresh = fresh;
+    t.n_fresh = n_fresh;
     is_status status = is_bench_questions(&b, &err);
+    if (status == IS_OK) status = is_bench_begin(&b, &err);
     if (!b.cli.json && status == IS_OK)
-        printf("%-24s %5s %5s %6s %9s %8s %9s %9s\n", "recipe", "fresh", "k", "n", "KL", "top-1", "nll full",
-               "injected");
+        printf("%-24s %5s %5s %6s %9s %8s %9s %9s %9s\n", "recipe", "fresh", "k", "n", "KL", "top-1", "nll full",
+               "injected", "KL by question");
     const char *const *recipes = b.recipes.n > 0 ? b.recipes.items : defaults;
     size_t n = b.recipes.n > 0 ? b.recipes.n : sizeof defaults / sizeof defaults[0];
-    for (size_t i = 0; status == IS_OK && i < n; i++)
-        status = measure_recipe(&b, recipes[i], k[0], fresh, n_fresh, list, &err);
+    for (size_t i = 0; status == IS_OK && i < n; i++) status = measure_recipe(&t, recipes[i], list, &err);
     json_t *root = is_bench_context(&b);
+    is_cli_set(root, "best_first", json_boolean(t.best_first));
+    is_cli_set(root, "dates", json_boolean(!b.undated));
     is_cli_set(root, "fidelity", list);
     return is_bench_end(&b, root, status, &err);
 }

@@ -147,13 +147,14 @@ int is_bench_retrieve(int argc, char **argv)
     size_t n_k;
     if (!is_bench_parse(&b, "retrieve",
                         "Search in one scope of 100,000 made-up facts, the question's embedding included.",
-                        "inferscale bench retrieve\ninferscale bench retrieve -k 10 --json", argc, argv))
+                        "inferscale bench retrieve\ninferscale bench retrieve -k 10 --json", NULL, 0, argc, argv))
         return b.cli.exit;
     if (!is_bench_numbers(&b, &b.ks, "50", k, &n_k, 1, IS_MAX_K)) return IS_EXIT_USAGE;
     for (int i = 0; i < 3; i++)
         if ((ms[i] = malloc(QUESTIONS * sizeof(double))) == NULL) is_cli_no_memory();
     is_cli_catch_interrupts();
     is_status status = read_vocabulary(b.data != NULL ? b.data : IS_BENCH_SAMPLE, &words, &err);
+    if (status == IS_OK) status = is_bench_begin(&b, &err);
     if (status == IS_OK) status = is_bench_open(&b, NULL, false, &err);
     if (status == IS_OK && b.memory->embedder == NULL)
         status = is_fail(&err, IS_ENOTFOUND, "no embedding model; run scripts/setup.sh or give --embedding-model");

@@ -150,13 +150,12 @@ static is_status make_prompts(bench *t, size_t row, is_error *err)
 
 static is_status open_store(bench *t, is_error *err)
 {
-    const char *tmp = getenv("TMPDIR");
     is_cli *cli = &t->b.cli;
     if (cli->store == NULL) { /* never the user's own one */
-        if (asprintf(&t->b.folder, "%s/inferscale-bench-XXXXXX", tmp != NULL && tmp[0] != '\0' ? tmp : "/tmp") < 0)
-            is_cli_no_memory();
-        if (mkdtemp(t->b.folder) == NULL) return is_fail(err, IS_EIO, "cannot make %s", t->b.folder);
-        cli->store = t->b.folder;
+        is_status status = is_bench_begin(&t->b, err);
+        if (status != IS_OK) return status;
+        if (asprintf(&t->b.store, "%s/store of a crowd", t->b.folder) < 0) is_cli_no_memory();
+        cli->store = t->b.store;
     }
     t->preparing = *cli;
     t->preparing.slots = 1;

@@ -1,13 +1,11 @@
 /* inferscale bench: which benchmark, and what they share. */
-#include <errno.h>
-#include <ftw.h>
-#include <libgen.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "bench.h"
-#include "memory/import.h"
+
+#define MAX_OWN 16 /* options of one benchmark alone */
 
 static const struct {
     const char *name;
@@ -20,6 +18,9 @@ static const struct {
     {"retrieve", is_bench_retrieve, "search in one scope of 100,000 facts"},
     {"chat", is_bench_chat, "a conversation that goes on: time to first token and fidelity by turn"},
     {"fidelity", is_bench_fidelity, "how close injected memory comes to a full prefill, by recipe"},
+    {"recall", is_bench_recall, "how much of what a question needs is among its best k facts"},
+    {"answers", is_bench_answers, "how right answers are with injected memory and with the same memory as text"},
+    {"locomo", is_bench_locomo, "all of it, with a report as a page"},
     {"throughput", is_bench_throughput, "requests a second over HTTP under load, beside llama.cpp's own server"},
 };
 
@@ -44,11 +45,12 @@ int is_cmd_bench(int argc, char **argv)
     return IS_EXIT_USAGE;
 }
 
-bool is_bench_parse(is_bench *b, const char *name, const char *about, const char *examples, int argc, char **argv)
+bool is_bench_parse(is_bench *b, const char *name, const char *about, const char *examples, const is_cli_option *own,
+                    size_t n_own, int argc, char **argv)
 {
     char synopsis[64];
     (void)snprintf(synopsis, sizeof synopsis, "bench %s [options]", name);
-    const is_cli_option options[] = {
+    const is_cli_option common[] = {
         {"data", 0, IS_CLI_TEXT, &b->data, 0, 0, "FILE", "JSON Lines or LoCoMo's file; default " IS_BENCH_SAMPLE},
         {"questions", 0, IS_CLI_TEXT, &b->questions_file, 0, 0, "FILE", "questions; default: in or beside the data"},
         {"limit", 0, IS_CLI_UINT, &b->n_questions, 1, 100000, "N", "questions used, spread over the file"},
@@ -57,11 +59,12 @@ bool is_bench_parse(is_bench *b, const char *name, const char *about, const char
         {"with-recipe", 0, IS_CLI_LIST, &b->recipes, 0, 0, "RECIPE", "recipe to measure; may be repeated"},
         {"fresh", 0, IS_CLI_LIST, &b->fresh, 0, 0, "M", "best facts prefilled behind the rest; may be repeated"},
     };
-    const is_cli_spec spec = {.synopsis = synopsis,
-                              .about = about,
-                              .options = options,
-                              .n_options = sizeof options / sizeof options[0],
-                              .examples = examples};
+    is_cli_option options[sizeof common / sizeof common[0] + MAX_OWN];
+    size_t n = sizeof common / sizeof common[0];
+    memcpy(options, common, sizeof common);
+    for (size_t i = 0; i < n_own && i < MAX_OWN; i++) options[n++] = own[i];
+    const is_cli_spec spec = {
+        .synopsis = synopsis, .about = about, .options = options, .n_options = n, .examples = examples};
     if (!is_cli_parse(&b->cli, &spec, argc, argv)) return false;
     if (b->cli.n_args > 0) {
         b->cli.exit = is_cli_usage(&b->cli, "\"%s\" is too much", b->cli.args[0]);
@@ -136,205 +139,18 @@ json_t *is_bench_context(const is_bench *b)
     return root;
 }
 
-/* ------------------------------------------------------------ questions */
-
-static char *text_of(const json_t *value)
-{
-    char *out = NULL;
-    if (json_is_string(value)) return strdup(json_string_value(value));
-    if (json_is_integer(value) && asprintf(&out, "%lld", (long long)json_integer_value(value)) >= 0) return out;
-    return NULL;
-}
-
-static void add_question(is_bench *b, const char *user, const json_t *item)
-{
-    is_bench_question q = {strdup(user), text_of(json_object_get(item, "question")),
-                           text_of(json_object_get(item, "answer"))};
-    if (q.user == NULL || q.question == NULL || q.answer == NULL || q.answer[0] == '\0') { /* LoCoMo's category 5 */
-        free(q.user);
-        free(q.question);
-        free(q.answer);
-        return;
-    }
-    is_bench_question *grown = realloc(b->questions, (b->n + 1) * sizeof *grown);
-    if (grown == NULL) is_cli_no_memory();
-    b->questions = grown;
-    b->questions[b->n++] = q;
-}
-
-/* Keeps n_questions of them, at even distances. */
-static void thin(is_bench *b)
-{
-    if (b->n_questions == 0 || b->n <= b->n_questions) return;
-    size_t kept = 0;
-    for (size_t i = 0; i < b->n; i++) {
-        is_bench_question *q = &b->questions[i];
-        if (kept < b->n_questions && i == kept * b->n / b->n_questions) {
-            b->questions[kept++] = *q;
-            continue;
-        }
-        free(q->user);
-        free(q->question);
-        free(q->answer);
-    }
-    b->n = kept;
-}
-
-is_status is_bench_questions(is_bench *b, is_error *err)
-{
-    char path[4096];
-    const char *data = b->data != NULL ? b->data : IS_BENCH_SAMPLE;
-    json_error_t why;
-    json_t *root = b->questions_file == NULL ? json_load_file(data, 0, &why) : NULL; /* LoCoMo's file has its own */
-    if (root == NULL) {
-        char *copy = strdup(data);
-        if (copy == NULL) return is_fail(err, IS_ENOMEM, "no memory for the questions");
-        (void)snprintf(path, sizeof path, "%s/questions.json", dirname(copy));
-        free(copy);
-        const char *file = b->questions_file != NULL ? b->questions_file : path;
-        root = json_load_file(file, 0, &why);
-        if (root == NULL)
-            return is_fail(err, IS_EINVAL, "no questions in %s: %s; give --data and --questions", file, why.text);
-    }
-    size_t i, j;
-    json_t *item, *qa;
-    json_array_foreach(root, i, item)
-    {
-        const json_t *list = json_object_get(item, "qa");
-        const char *user = json_string_value(json_object_get(item, "sample_id"));
-        if (list == NULL) add_question(b, b->cli.scope.user, item);
-        json_array_foreach(list, j, qa)
-        {
-            if (user != NULL) add_question(b, user, qa);
-        }
-    }
-    json_decref(root);
-    if (b->n == 0) return is_fail(err, IS_EINVAL, "%s holds no questions with answers", data);
-    thin(b);
-    return IS_OK;
-}
-
-/* ------------------------------------------------------------ the store */
-
-static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *ftw)
-{
-    (void)st;
-    (void)kind;
-    (void)ftw;
-    return remove(path);
-}
-
-static void close_store(is_bench *b)
-{
-    is_close(b->memory);
-    b->memory = NULL;
-    if (b->folder != NULL) (void)nftw(b->folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
-    free(b->folder);
-    b->folder = NULL;
-}
-
-static is_status open_folder(is_bench *b, const char *recipe, bool background, is_error *err)
-{
-    char *model = is_cli_model_path(&b->cli);
-    char *embedding = is_cli_embedding_path(&b->cli);
-    is_options o = is_options_default();
-    o.store = b->folder;
-    o.model = model;
-    o.embedding_model = embedding;
-    o.recipe = recipe;
-    o.context = b->cli.context;
-    o.threads = b->cli.threads;
-    o.background = background;
-    if (b->cli.slots != 0) o.slots = b->cli.slots;
-    if (b->cli.host_budget != 0) o.host_budget = b->cli.host_budget;
-    is_status status = is_open(&o, &b->memory, err);
-    free(model);
-    free(embedding);
-    return status;
-}
-
-is_status is_bench_open(is_bench *b, const char *recipe, bool background, is_error *err)
-{
-    close_store(b);
-    const char *tmp = getenv("TMPDIR");
-    if (asprintf(&b->folder, "%s/inferscale-bench-XXXXXX", tmp != NULL && tmp[0] != '\0' ? tmp : "/tmp") < 0)
-        is_cli_no_memory();
-    if (mkdtemp(b->folder) == NULL) return is_fail(err, IS_EIO, "cannot make %s: %s", b->folder, strerror(errno));
-    return open_folder(b, recipe != NULL ? recipe : b->cli.recipe, background, err);
-}
-
-is_status is_bench_reopen(is_bench *b, bool background, is_error *err)
-{
-    is_close(b->memory);
-    b->memory = NULL;
-    return open_folder(b, NULL, background, err);
-}
-
-static void close_all(is_bench *b)
-{
-    close_store(b);
-    for (size_t i = 0; i < b->n; i++) {
-        free(b->questions[i].user);
-        free(b->questions[i].question);
-        free(b->questions[i].answer);
-    }
-    free(b->questions);
-    free(b->ks.items);
-    free(b->recipes.items);
-    free(b->fresh.items);
-}
+/* ------------------------------------------------------------ the end */
 
 int is_bench_end(is_bench *b, json_t *result, is_status status, const is_error *err)
 {
-    close_all(b);
+    is_bench_close(b);
+    is_bench_free_questions(b);
+    free(b->ks.items);
+    free(b->recipes.items);
+    free(b->fresh.items);
     if (status == IS_OK && b->cli.json)
         is_cli_print_json(result);
     else
         json_decref(result);
     return status == IS_OK ? is_cli_end_output(IS_EXIT_OK) : is_cli_fail(&b->cli, err);
-}
-
-typedef struct importer {
-    is_bench *bench;
-    is_cli_batch *batch;
-} importer;
-
-static bool wanted(const is_bench *b, const is_scope *scope)
-{
-    for (size_t i = 0; i < b->n; i++)
-        if (scope->user != NULL && strcmp(b->questions[i].user, scope->user) == 0) return true;
-    return false;
-}
-
-static bool on_turn(void *user, const is_scope *scope, const is_turn *turn)
-{
-    importer *i = user;
-    return !wanted(i->bench, scope) || is_cli_batch_turn(i->batch, scope, turn);
-}
-
-static bool on_fact(void *user, const is_scope *scope, const is_fact *fact)
-{
-    importer *i = user;
-    return !wanted(i->bench, scope) || is_cli_batch_fact(i->batch, scope, fact);
-}
-
-is_status is_bench_import(is_bench *b, is_error *err)
-{
-    const char *data = b->data != NULL ? b->data : IS_BENCH_SAMPLE;
-    FILE *in = fopen(data, "re");
-    if (in == NULL) return is_fail(err, IS_ENOTFOUND, "cannot open %s: %s; give --data FILE", data, strerror(errno));
-    importer i = {b, is_cli_batch_new(&b->cli, b->memory, NULL)};
-    is_import_options options = {.scope = b->cli.scope};
-    is_import_callbacks callbacks = {on_turn, on_fact, NULL, &i};
-    is_import_counts counts;
-    is_status status = is_import_read(in, &options, &callbacks, &counts, err);
-    is_error why = {0};
-    is_status ended = is_cli_batch_end(i.batch, &why); /* says why a callback ended the reading */
-    if (ended != IS_OK) {
-        status = ended;
-        if (err != NULL) *err = why;
-    }
-    is_cli_batch_free(i.batch);
-    (void)fclose(in);
-    return status;
 }

@@ -1,0 +1,281 @@
+/*
+ * inferscale bench locomo: the whole evaluation, step by step, each a benchmark of its own that is run as a process of
+ * its own, and one report of all of them.
+ *
+ *   OUT/steps/NAME.json   what a step measured, with the command that did; a step that is there is not run again
+ *   OUT/work/             stores and single results, so that a step that was cut short goes on where it was
+ *   OUT/report.json, report.html, NAME.csv
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "bench.h"
+#include "bench_report.h"
+
+#define MAX_WORDS 96
+
+typedef struct step {
+    const char *name;
+    const char *words; /* of `inferscale bench`, with blanks between them */
+    bool has_work;     /* takes --work */
+    bool locomo;       /* only where the data says which turns answers stand in */
+} step;
+
+/* In minutes, to see that all of it works and about where it stands. */
+static const step brief[] = {
+    {"ttft", "ttft -k 5 -k 10 -k 20 -k 50 --limit 2 --repeat 1 --history", true, false},
+    {"throughput", "throughput -u 10 -u 25 --facts 55 --limit-prefill 2 --slots 8", false, false},
+    {"recall", "recall", true, true},
+    {"fidelity",
+     "fidelity --limit 12 --with-recipe isolated --with-recipe window:5 --with-recipe primed:8 --fresh 0 --fresh 5",
+     true, false},
+    {"answers", "answers --limit 20 --with-recipe isolated --with-recipe primed:8", true, false},
+    {"encode", "encode --repeat 1", false, false},
+};
+
+/* In hours, what docs/evaluation.md stands on. */
+static const step full[] = {
+    {"ttft", "ttft -k 5 -k 10 -k 20 -k 50 --limit 10 --repeat 3 --history", true, false},
+    {"throughput", "throughput", false, false},
+    {"recall", "recall", true, true},
+    {"fidelity",
+     "fidelity --limit 200 --with-recipe isolated --with-recipe window:5 --with-recipe window:20 --with-recipe "
+     "window:50 "
+     "--with-recipe primed:0 --with-recipe primed:8 --with-recipe primed:8+window:5 --fresh 0 --fresh 5",
+     true, false},
+    {"answers",
+     "answers --limit 1540 --without --with-recipe isolated --with-recipe window:5 --with-recipe window:20 "
+     "--with-recipe "
+     "window:50 --with-recipe primed:8 --with-recipe primed:8+window:5 --fresh 0 --fresh 5",
+     true, false},
+    {"adversarial", "answers --limit 446 --adversarial --with-recipe isolated --with-recipe primed:8", true, true},
+    {"encode", "encode --with-recipe isolated --with-recipe window:5 --with-recipe primed:8", false, false},
+};
+
+typedef struct locomo {
+    is_bench b;
+    const char *out;
+    const char *judge[3]; /* URL, model, prompt */
+    const char *peer;
+    bool full;
+} locomo;
+
+/* A step's command line; the strings are the caller's. */
+typedef struct words {
+    char *list[MAX_WORDS];
+    size_t n;
+} words;
+
+static void add_word(words *w, const char *word)
+{
+    if (w->n + 1 == MAX_WORDS) is_cli_no_memory();
+    w->list[w->n] = strdup(word);
+    if (w->list[w->n++] == NULL) is_cli_no_memory();
+}
+
+static void add_option(words *w, const char *name, const char *value)
+{
+    if (value == NULL) return;
+    add_word(w, name);
+    add_word(w, value);
+}
+
+static void add_number(words *w, const char *name, uint64_t value)
+{
+    char text[24];
+    (void)snprintf(text, sizeof text, "%llu", (unsigned long long)value);
+    add_option(w, name, value > 0 ? text : NULL);
+}
+
+static void free_words(words *w)
+{
+    for (size_t i = 0; i < w->n; i++) free(w->list[i]);
+}
+
+static void make_words(const locomo *l, const step *s, words *w)
+{
+    char program[4096], work[4096];
+    const is_cli *cli = &l->b.cli;
+    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    program[n > 0 ? n : 0] = '\0';
+    add_word(w, program);
+    add_word(w, "bench");
+    for (const char *at = s->words; *at != '\0';) {
+        size_t length = strcspn(at, " ");
+        char word[256];
+        (void)snprintf(word, sizeof word, "%.*s", (int)length, at);
+        add_word(w, word);
+        at += length + strspn(at + length, " ");
+    }
+    (void)snprintf(work, sizeof work, "%s/work", l->out);
+    add_option(w, "--work", s->has_work ? work : NULL);
+    add_option(w, "--data", l->b.data);
+    add_option(w, "--questions", l->b.questions_file);
+    add_option(w, "--model", cli->model);
+    add_option(w, "--embedding-model", cli->embedding_model);
+    add_number(w, "--threads", cli->threads);
+    add_number(w, "--context", cli->context);
+    if (strcmp(s->name, "answers") == 0) {
+        add_option(w, "--judge", l->judge[0]);
+        add_option(w, "--judge-model", l->judge[1]);
+        add_option(w, "--judge-prompt", l->judge[2]);
+    }
+    if (strcmp(s->name, "throughput") == 0) add_option(w, "--peer", l->peer);
+    if (cli->quiet) add_word(w, "--quiet");
+    add_word(w, "--json");
+    w->list[w->n] = NULL;
+}
+
+/* As somebody else would type it: without the folders of this machine. */
+static json_t *command_text(const words *w)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *to = open_memstream(&text, &size);
+    if (to == NULL) is_cli_no_memory();
+    (void)fputs("inferscale", to);
+    for (size_t i = 1; i < w->n; i++) {
+        const char *word = w->list[i], *slash = strrchr(word, '/');
+        if (strcmp(word, "--work") == 0 || strcmp(w->list[i - 1], "--work") == 0) continue;
+        if (strcmp(word, "--json") == 0 || strcmp(word, "--quiet") == 0) continue;
+        bool url = strstr(word, "://") != NULL;
+        (void)fprintf(to, " %s", slash != NULL && !url ? slash + 1 : word);
+    }
+    if (fclose(to) != 0) is_cli_no_memory();
+    json_t *out = is_cli_json_text(text);
+    free(text);
+    return out;
+}
+
+/* Runs the words with stdout into this file; *code: the exit code. */
+static is_status run_process(const words *w, const char *file, int *code, is_error *err)
+{
+    posix_spawn_file_actions_t actions;
+    pid_t pid;
+    int state;
+    if (posix_spawn_file_actions_init(&actions) != 0 ||
+        posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, file, O_WRONLY | O_CREAT | O_TRUNC, 0666) != 0)
+        is_cli_no_memory();
+    int failed = posix_spawn(&pid, w->list[0], &actions, NULL, w->list, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    if (failed != 0) return is_fail(err, IS_EIO, "cannot run %s: %s", w->list[0], strerror(failed));
+    while (waitpid(pid, &state, 0) < 0) /* Ctrl-C reaches the step too, which ends by it */
+        if (errno != EINTR) return is_fail(err, IS_EIO, "lost sight of a step: %s", strerror(errno));
+    *code = WIFEXITED(state) ? WEXITSTATUS(state) : IS_EXIT_FAILED;
+    return IS_OK;
+}
+
+/* Why a step failed, as it said itself. */
+static is_status failure(const step *s, int code, const char *file, is_error *err)
+{
+    json_t *said = json_load_file(file, 0, NULL);
+    const char *text = json_string_value(json_object_get(json_object_get(said, "error"), "message"));
+    is_status status = code == IS_EXIT_INTERRUPTED
+                           ? is_fail(err, IS_ECANCELED, "interrupted; the same command goes on from here")
+                           : is_fail(err, IS_EENGINE, "step %s failed: %.900s", s->name,
+                                     text != NULL ? text : "see above; the same command goes on from here");
+    json_decref(said);
+    return status;
+}
+
+static is_status run_step(const locomo *l, const step *s, is_error *err)
+{
+    char file[4096], part[4096];
+    words w = {.n = 0};
+    int code = IS_EXIT_FAILED;
+    (void)snprintf(file, sizeof file, "%s/steps/%s.json", l->out, s->name);
+    (void)snprintf(part, sizeof part, "%s/steps/%s.part", l->out, s->name);
+    if (access(file, F_OK) == 0) return IS_OK;
+    make_words(l, s, &w);
+    double begin = is_now_ms();
+    is_status status = run_process(&w, part, &code, err);
+    if (status == IS_OK && code != IS_EXIT_OK) status = failure(s, code, part, err);
+    if (status == IS_OK) {
+        json_t *result = json_load_file(part, 0, NULL);
+        json_t *o = json_object();
+        is_cli_set(o, "name", json_string(s->name));
+        is_cli_set(o, "command", command_text(&w));
+        is_cli_set(o, "seconds", json_real((is_now_ms() - begin) / 1e3));
+        is_cli_set(o, "result", result != NULL ? result : json_null());
+        if (result == NULL || json_dump_file(o, part, JSON_INDENT(1)) != 0 || rename(part, file) != 0)
+            status = is_fail(err, IS_EIO, "cannot keep the result of step %s in %s", s->name, file);
+        json_decref(o);
+    }
+    free_words(&w);
+    return status;
+}
+
+static bool make_folder(const char *path)
+{
+    return mkdir(path, 0777) == 0 || errno == EEXIST;
+}
+
+static is_status make_folders(const locomo *l, is_error *err)
+{
+    char steps[4096];
+    (void)snprintf(steps, sizeof steps, "%s/steps", l->out);
+    if (make_folder(l->out) && make_folder(steps)) return IS_OK;
+    return is_fail(err, IS_EIO, "cannot make %s: %s; name another with --out", steps, strerror(errno));
+}
+
+static is_status run_steps(locomo *l, const step *steps, size_t n, is_error *err)
+{
+    is_status status = is_bench_questions(&l->b, err);
+    if (status == IS_OK) status = make_folders(l, err);
+    bool evidence = l->b.n > 0 && l->b.questions[0].evidence != NULL;
+    for (size_t i = 0; status == IS_OK && i < n; i++) {
+        if (steps[i].locomo && !evidence) continue;
+        is_cli_note(&l->b.cli, "step %zu of %zu: %s", i + 1, n, steps[i].name);
+        status = run_step(l, &steps[i], err);
+        if (status == IS_OK && is_cli_interrupted())
+            status = is_fail(err, IS_ECANCELED, "interrupted; the same command goes on from here");
+    }
+    return status;
+}
+
+int is_bench_locomo(int argc, char **argv)
+{
+    locomo l = {.out = "build/evaluation", .peer = getenv("INFERSCALE_PEER")};
+    is_bench *b = &l.b;
+    is_error err = {0};
+    const is_cli_option options[] = {
+        {"data", 0, IS_CLI_TEXT, &b->data, 0, 0, "FILE", "LoCoMo's file, or JSON Lines; default " IS_BENCH_SAMPLE},
+        {"questions", 0, IS_CLI_TEXT, &b->questions_file, 0, 0, "FILE", "questions; default: in or beside the data"},
+        {"out", 0, IS_CLI_TEXT, &l.out, 0, 0, "FOLDER", "for results and report (default: build/evaluation)"},
+        {"full", 0, IS_CLI_FLAG, &l.full, 0, 0, NULL, "all questions and recipes, in hours rather than minutes"},
+        {"peer", 0, IS_CLI_TEXT, &l.peer, 0, 0, "PROGRAM", "llama-server, see `inferscale bench throughput --help`"},
+        {"judge", 0, IS_CLI_TEXT, &l.judge[0], 0, 0, "URL", "see `inferscale bench answers --help`"},
+        {"judge-model", 0, IS_CLI_TEXT, &l.judge[1], 0, 0, "NAME", "the same"},
+        {"judge-prompt", 0, IS_CLI_TEXT, &l.judge[2], 0, 0, "FILE", "the same"},
+    };
+    const is_cli_spec spec = {
+        .synopsis = "bench locomo [options]",
+        .about = "The whole evaluation: time to first token, throughput, retrieval, fidelity, answers and cost of\n"
+                 "encoding, and one report of it as a page, as JSON and as CSV.  A run that was cut short goes on.",
+        .options = options,
+        .n_options = sizeof options / sizeof options[0],
+        .examples =
+            "inferscale bench locomo\ninferscale bench locomo --data locomo10.json --full --out /tmp/evaluation",
+    };
+    if (!is_cli_parse(&b->cli, &spec, argc, argv)) return b->cli.exit;
+    if (b->cli.n_args > 0) return is_cli_usage(&b->cli, "\"%s\" is too much", b->cli.args[0]);
+    is_cli_catch_interrupts();
+    const step *steps = l.full ? full : brief;
+    size_t n = l.full ? sizeof full / sizeof full[0] : sizeof brief / sizeof brief[0];
+    json_t *report = NULL;
+    is_status status = run_steps(&l, steps, n, &err);
+    if (status == IS_OK) {
+        const char *names[16];
+        for (size_t i = 0; i < n; i++) names[i] = steps[i].name;
+        status = is_bench_report(l.out, names, n, &report, &err);
+    }
+    if (status == IS_OK && !b->cli.json) printf("%s/report.html\n", l.out);
+    return is_bench_end(b, report, status, &err);
+}
