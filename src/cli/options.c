@@ -33,8 +33,8 @@ static void make_table(table *all, is_cli *cli, const is_cli_spec *spec)
         {"embedding-model", 0, IS_CLI_TEXT, &cli->embedding_model, 0, 0, "GGUF",
          "the embedding model (default: $INFERSCALE_EMBEDDING_MODEL, else the one that `make setup` made)"},
         {"recipe", 0, IS_CLI_TEXT, &cli->recipe, 0, 0, "RECIPE",
-         "what stands before a fact when it is encoded: isolated, primed:N, window:W, or two joined by + (default: "
-         "the store's own)"},
+         "what stands before a fact when it is encoded: isolated, primed:N, primed:NxM, window:W, or two joined by + "
+         "(default: the store's own)"},
         {"context", 0, IS_CLI_UINT, &cli->context, 1, 1 << 24, "TOKENS", "longest prompt with its answer"},
         {"slots", 0, IS_CLI_UINT, &cli->slots, 1, 256, "N", "requests answered at the same time"},
         {"threads", 0, IS_CLI_UINT, &cli->threads, 1, 1024, "N", "default: one for each core"},
