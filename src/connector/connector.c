@@ -1,8 +1,6 @@
 /*
  * Chunks between a shared folder and another engine's paged cache.
  */
-#include "connector.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -14,77 +12,17 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../common/file.h"
 #include "../kv/hash.h"
-#include "../kv/paged.h"
-#include "../store/store_internal.h" /* the host tier */
+#include "internal.h"
 
-#define MAX_THREADS       16
-#define MAX_CHUNKS        4096
-#define NAME_BYTES        64
-#define FINGERPRINT_BYTES 16
-#define LARGEST_FILE      ((off_t)1 << 40)
-#define LOOK_SECONDS      2 /* between looks for forgotten chunks */
+#define MAX_THREADS  16
+#define MAX_CHUNKS   4096
+#define LOOK_SECONDS 2 /* between looks for forgotten chunks */
 
-struct is_connector {
-    char *folder;
-    int folder_fd;
-    uint32_t rank, world, threads;
-    uint8_t fingerprint[FINGERPRINT_BYTES];
-    is_layout layout;
-    is_paged_cache caches[IS_MAX_LAYERS];
-    is_paged_order orders[IS_MAX_LAYERS];
-    is_tier *tier;
-    pthread_t looker;
-    pthread_mutex_t mutex; /* of ends */
-    pthread_cond_t ending;
-    bool looks, ends;
-};
-
-static int done(is_status status, const is_error *err, char *text)
+int is_connector_done(is_status status, const is_error *err, char *text)
 {
     if (text != NULL) (void)snprintf(text, IS_CONNECTOR_TEXT, "%s", status == IS_OK ? "" : err->text);
     return (int)status;
-}
-
-/* ------------------------------------------------------------ names */
-
-static bool has_digits(const char *text, size_t n)
-{
-    return strspn(text, "0123456789abcdef") >= n;
-}
-
-static bool is_key(const char *key)
-{
-    return has_digits(key, IS_CONNECTOR_KEY);
-}
-
-static void name_of(const char *key, uint32_t rank, uint32_t world, char out[NAME_BYTES])
-{
-    (void)snprintf(out, NAME_BYTES, "%.2s/%.*s.parts/%uof%u", key + 2, IS_CONNECTOR_KEY, key, rank, world);
-}
-
-static void bytes_of(const char *digits, uint8_t *out, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        char two[3] = {digits[2 * i], digits[2 * i + 1], '\0'};
-        out[i] = (uint8_t)strtoul(two, NULL, 16);
-    }
-}
-
-/* The tier finds chunks by number, the low 63 bits of the key; the whole key is compared there too. */
-static int64_t number_of(const char *key, uint8_t bytes[IS_KEY_BYTES])
-{
-    uint64_t number = 0;
-    memset(bytes, 0, IS_KEY_BYTES);
-    bytes_of(key, bytes, IS_CONNECTOR_KEY / 2);
-    for (int i = 0; i < IS_CONNECTOR_KEY / 2; i++) number = number << 8 | bytes[i];
-    return (int64_t)(number & INT64_MAX);
-}
-
-static void key_of(const uint8_t bytes[IS_KEY_BYTES], char out[IS_CONNECTOR_KEY + 1])
-{
-    for (size_t i = 0; i < IS_CONNECTOR_KEY / 2; i++) (void)snprintf(out + 2 * i, 3, "%02x", bytes[i]);
 }
 
 /* ------------------------------------------------------------ forgotten chunks */
@@ -95,9 +33,9 @@ static void drop_forgotten(const is_connector *c)
     size_t n;
     if (is_tier_list(c->tier, &held, &n, NULL) != IS_OK) return; /* the next look is soon */
     for (size_t i = 0; i < n; i++) {
-        char key[IS_CONNECTOR_KEY + 1], name[NAME_BYTES];
-        key_of(held[i].key, key);
-        name_of(key, c->rank, c->world, name);
+        char key[IS_CONNECTOR_KEY + 1], name[IS_PART_NAME];
+        is_part_key_of(held[i].key, key);
+        is_part_name(key, c->rank, c->world, name);
         if (faccessat(c->folder_fd, name, R_OK, 0) != 0) is_tier_drop(c->tier, held[i].fact);
     }
     free(held);
@@ -209,7 +147,7 @@ static is_status read_config(is_connector *c, json_t *config, uint64_t *budget, 
                        &k_dim, "v_dim", &v_dim, "rope", &rope) != 0)
         return is_fail(err, IS_EINVAL, "the connector's settings are not what they must be: %s", why.text);
     if (rank < 0 || rank >= world || bytes < 0 || layers < 1 || layers > IS_MAX_LAYERS || heads < 1 || k_dim < 1 ||
-        v_dim < 0 || !has_digits(fingerprint, 2 * FINGERPRINT_BYTES))
+        v_dim < 0 || !is_hex(fingerprint, 2 * sizeof c->fingerprint))
         return is_fail(err, IS_EINVAL, "the connector's settings have a number or a fingerprint out of range");
     c->folder = strdup(folder);
     if (c->folder == NULL) return is_fail(err, IS_ENOMEM, "no memory for the connector");
@@ -217,7 +155,7 @@ static is_status read_config(is_connector *c, json_t *config, uint64_t *budget, 
     c->world = (uint32_t)world;
     c->threads = threads < 1 ? 1 : threads > MAX_THREADS ? MAX_THREADS : (uint32_t)threads;
     *budget = (uint64_t)bytes;
-    bytes_of(fingerprint, c->fingerprint, FINGERPRINT_BYTES);
+    is_hex_bytes(fingerprint, c->fingerprint, sizeof c->fingerprint);
     c->layout.dtype = strcmp(dtype, "bf16") == 0 ? IS_BF16 : IS_F16;
     if (strcmp(dtype, "bf16") != 0 && strcmp(dtype, "f16") != 0)
         return is_fail(err, IS_EUNSUPPORTED, "a cache of %s is not supported yet; use bfloat16 or float16", dtype);
@@ -256,7 +194,7 @@ int is_connector_open(const char *config, is_connector **out, char *text)
     is_status status = IS_OK;
     *out = NULL;
     is_connector *c = calloc(1, sizeof *c);
-    if (c == NULL) return done(is_fail(&err, IS_ENOMEM, "no memory for the connector"), &err, text);
+    if (c == NULL) return is_connector_done(is_fail(&err, IS_ENOMEM, "no memory for the connector"), &err, text);
     c->folder_fd = -1;
     json_t *settings = json_loads(config, 0, &why);
     if (settings == NULL)
@@ -272,7 +210,7 @@ int is_connector_open(const char *config, is_connector **out, char *text)
         is_connector_close(c);
     else
         *out = c;
-    return done(status, &err, text);
+    return is_connector_done(status, &err, text);
 }
 
 void is_connector_close(is_connector *connector)
@@ -292,7 +230,8 @@ int is_connector_cache(is_connector *c, uint32_t layer, void *base, uint64_t blo
 {
     is_error err = {0};
     if (layer >= c->layout.n_layers)
-        return done(is_fail(&err, IS_EINVAL, "layer %u of a model with %u", layer, c->layout.n_layers), &err, text);
+        return is_connector_done(is_fail(&err, IS_EINVAL, "layer %u of a model with %u", layer, c->layout.n_layers),
+                                 &err, text);
     const is_layer *o = &c->layout.layers[layer];
     is_paged_order_free(&c->orders[layer]);
     is_status status =
@@ -300,84 +239,7 @@ int is_connector_cache(is_connector *c, uint32_t layer, void *base, uint64_t blo
     if (status == IS_OK)
         c->caches[layer] = (is_paged_cache){
             .base = base, .block_stride = block_stride, .n_blocks = n_blocks, .order = &c->orders[layer]};
-    return done(status, &err, text);
-}
-
-/* ------------------------------------------------------------ files */
-
-static is_status read_file(int fd, const char *name, void **bytes, size_t *size, is_error *err)
-{
-    struct stat about;
-    if (fstat(fd, &about) != 0 || about.st_size <= 0 || about.st_size > LARGEST_FILE)
-        return is_fail(err, IS_ECORRUPT, "chunk %s is not of a chunk's size", name);
-    *size = (size_t)about.st_size;
-    uint8_t *memory = is_chunk_memory(*size);
-    if (memory == NULL) return is_fail(err, IS_ENOMEM, "no memory for chunk %s of %zu bytes", name, *size);
-    *bytes = memory;
-    if (is_file_read(fd, memory, *size) != 0) return is_fail(err, IS_EIO, "chunk %s cannot be read to its end", name);
-    return IS_OK;
-}
-
-/* A chunk of this model out of its file. */
-static is_status load_file(const is_connector *c, const char *name, void **bytes, is_chunk *chunk, is_error *err)
-{
-    size_t size = 0;
-    is_error why = {0};
-    *bytes = NULL;
-    int fd = openat(c->folder_fd, name, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return is_fail(err, IS_ENOTFOUND, "chunk %s is not there: %s", name, strerror(errno));
-    is_status status = read_file(fd, name, bytes, &size, err);
-    (void)close(fd);
-    if (status == IS_OK && is_chunk_open(chunk, *bytes, size, IS_CHUNK_CHECK_PAYLOAD, &why) != IS_OK)
-        status = is_fail(err, IS_ECORRUPT, "chunk %s is broken: %.800s", name, why.text);
-    if (status == IS_OK &&
-        (memcmp(chunk->info.fingerprint, c->fingerprint, 16) != 0 || is_chunk_fits(chunk, &c->layout, NULL) != IS_OK))
-        status = is_fail(err, IS_EINVAL, "chunk %s is another model's", name);
-    if (status == IS_OK) return IS_OK;
-    free(*bytes);
-    *bytes = NULL;
-    return status;
-}
-
-static is_status write_file(const is_connector *c, const char *key, const uint8_t *bytes, size_t size, is_error *err)
-{
-    char folder[NAME_BYTES], temporary[NAME_BYTES + 16];
-    name_of(key, c->rank, c->world, folder);
-    char *part = strrchr(folder, '/');
-    *part++ = '\0';
-    (void)snprintf(temporary, sizeof temporary, "%s.%d.tmp", part, (int)getpid());
-    int fd = openat(c->folder_fd, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int error = fd < 0 ? errno : is_file_write(fd, temporary, O_TRUNC, bytes, size);
-    if (error == 0 && renameat(fd, temporary, fd, part) != 0) error = errno;
-    if (error == 0 && fsync(fd) != 0) error = errno;
-    if (error != 0 && fd >= 0) (void)unlinkat(fd, temporary, 0);
-    if (fd >= 0) (void)close(fd);
-    if (error == 0) return IS_OK;
-    if (error == ENOENT) /* also when it goes while it is being written into */
-        return is_fail(
-            err, IS_ENOTFOUND,
-            "chunk %.*s has no folder: it was forgotten meanwhile, or whoever asked for it did not make %s/%s",
-            IS_CONNECTOR_KEY, key, c->folder, folder);
-    return is_fail(err, IS_EIO, "cannot write chunk %s/%s/%s: %s; check the disk's space and health", c->folder, folder,
-                   part, strerror(error));
-}
-
-uint32_t is_connector_ready(const char *folder, uint32_t world, const char *keys, uint32_t n)
-{
-    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return 0;
-    uint32_t ready = 0;
-    for (bool there = true; ready < n && there; ready += there) {
-        const char *key = keys + (size_t)ready * IS_CONNECTOR_KEY;
-        there = is_key(key);
-        for (uint32_t rank = 0; rank < world && there; rank++) {
-            char name[NAME_BYTES];
-            name_of(key, rank, world, name);
-            there = faccessat(fd, name, R_OK, 0) == 0;
-        }
-    }
-    (void)close(fd);
-    return ready;
+    return is_connector_done(status, &err, text);
 }
 
 /* ------------------------------------------------------------ loading */
@@ -393,12 +255,13 @@ typedef struct held {
 /* A chunk's pin, from memory or from its file.  A chunk whose file is gone was forgotten, and goes from memory too. */
 static is_status pin(const is_connector *c, const char *key, is_pin **out, is_error *err)
 {
-    char name[NAME_BYTES];
+    char name[IS_PART_NAME];
     uint8_t bytes_of_key[IS_KEY_BYTES];
     *out = NULL;
-    if (!is_key(key)) return is_fail(err, IS_EINVAL, "a key has characters that are no lower-case hexadecimal digits");
-    name_of(key, c->rank, c->world, name);
-    is_want want = {.fact = number_of(key, bytes_of_key)};
+    if (!is_part_key(key))
+        return is_fail(err, IS_EINVAL, "a key has characters that are no lower-case hexadecimal digits");
+    is_part_name(key, c->rank, c->world, name);
+    is_want want = {.fact = is_part_number(key, bytes_of_key)};
     if (faccessat(c->folder_fd, name, R_OK, 0) != 0) {
         is_tier_drop(c->tier, want.fact);
         return is_fail(err, IS_ENOTFOUND, "chunk %s is not there: %s", name, strerror(errno));
@@ -412,7 +275,7 @@ static is_status pin(const is_connector *c, const char *key, is_pin **out, is_er
     if (want.mine) {
         void *bytes;
         is_chunk chunk;
-        status = load_file(c, name, &bytes, &chunk, err);
+        status = is_part_read(c, name, &bytes, &chunk, err);
         if (status == IS_OK) is_tier_reserve(c->tier, want.pin, chunk.size);
         /* So that whoever plans sees that it is to be made anew. */
         if (status == IS_ECORRUPT) (void)unlinkat(c->folder_fd, name, 0);
@@ -502,11 +365,11 @@ int is_connector_load(is_connector *c, const char *keys, const uint32_t *lengths
     is_error err = {0}, why = {0};
     *loaded = begin;
     if (begin > end || end > n_tokens || n > MAX_CHUNKS)
-        return done(
+        return is_connector_done(
             is_fail(&err, IS_EINVAL, "tokens %u to %u of a prompt of %u with %u chunks", begin, end, n_tokens, n), &err,
             text);
     held *h = calloc(1, sizeof *h);
-    if (h == NULL) return done(is_fail(&err, IS_ENOMEM, "no memory for %u chunks", n), &err, text);
+    if (h == NULL) return is_connector_done(is_fail(&err, IS_ENOMEM, "no memory for %u chunks", n), &err, text);
     uint32_t reach;
     is_status found = pin_all(c, keys, lengths, n, tokens, n_tokens, end, h, &reach, &why);
     uint32_t to = reach < end ? reach : end;
@@ -519,54 +382,19 @@ int is_connector_load(is_connector *c, const char *keys, const uint32_t *lengths
         (void)snprintf(text, IS_CONNECTOR_TEXT, "%s", found == IS_OK ? "the chunks end before that" : why.text);
         return (int)IS_OK;
     }
-    return done(status, &err, text);
-}
-
-/* ------------------------------------------------------------ storing */
-
-int is_connector_store(is_connector *c, const char *key, const char *recipe, const int32_t *tokens, uint32_t begin,
-                       uint32_t n, const uint32_t *blocks, uint32_t n_blocks, char *text)
-{
-    is_error err = {0};
-    size_t size = is_chunk_bytes(&c->layout, n);
-    if (!is_key(key) || size == 0 || begin > INT32_MAX || strlen(recipe) >= IS_RECIPE_MAX)
-        return done(is_fail(&err, IS_EINVAL, "a chunk of %u tokens with key \"%.*s\" and recipe \"%.80s\" cannot be", n,
-                            IS_CONNECTOR_KEY, key, recipe),
-                    &err, text);
-    void *bytes = is_chunk_memory(size);
-    if (bytes == NULL) return done(is_fail(&err, IS_ENOMEM, "no memory for a chunk of %zu bytes", size), &err, text);
-    is_chunk_info info = {.p_ref = (int32_t)begin, .n_tokens = n};
-    memcpy(info.fingerprint, c->fingerprint, 16);
-    is_hash128((is_span[]){{tokens, begin * sizeof *tokens}}, 1, info.context);
-    (void)snprintf(info.recipe, sizeof info.recipe, "%s", recipe);
-    is_chunk chunk;
-    is_status status = is_chunk_begin(bytes, size, &c->layout, &info, tokens + begin, &err);
-    if (status == IS_OK)
-        status = is_paged_read(&c->layout, c->caches, blocks, n_blocks, begin, n, 0, c->layout.n_layers, bytes, &err);
-    if (status == IS_OK) is_chunk_seal(bytes);
-    if (status == IS_OK)
-        status = is_chunk_open(&chunk, bytes, size, IS_CHUNK_CHECK_PAYLOAD, &err); /* NaN or infinite */
-    if (status == IS_OK) status = write_file(c, key, bytes, size, &err);
-    if (status == IS_OK) {
-        uint8_t bytes_of_key[IS_KEY_BYTES];
-        int64_t number = number_of(key, bytes_of_key);
-        is_tier_drop(c->tier, number); /* made anew */
-        is_tier_insert(c->tier, 0, number, bytes_of_key, bytes, &chunk);
-    } else {
-        free(bytes);
-    }
-    return done(status, &err, text);
+    return is_connector_done(status, &err, text);
 }
 
 int is_connector_rotate(const is_connector *c, float *rows, uint32_t n, int64_t shift, char *text)
 {
     is_error err = {0};
-    if (c->layout.n_ropes == 0) return done(is_fail(&err, IS_EUNSUPPORTED, "the model has no rotation"), &err, text);
+    if (c->layout.n_ropes == 0)
+        return is_connector_done(is_fail(&err, IS_EUNSUPPORTED, "the model has no rotation"), &err, text);
     is_rotation rotation;
     const is_rope *rope = &c->layout.ropes[0];
     is_rotation_init(&rotation, rope, shift);
     size_t row = rope->width * sizeof *rows;
     is_rotate_rows(is_isa_best(), IS_F32, rope, &rotation, 1, rope->width, (uint8_t *)rows, row, (uint8_t *)rows, row,
                    n);
-    return done(IS_OK, &err, text);
+    return is_connector_done(IS_OK, &err, text);
 }

@@ -1,0 +1,53 @@
+/*
+ * What the connector's files share.
+ */
+#ifndef IS_CONNECTOR_INTERNAL_H
+#define IS_CONNECTOR_INTERNAL_H
+
+#include <pthread.h>
+
+#include "../kv/paged.h"
+#include "../store/store_internal.h" /* the host tier */
+#include "connector.h"
+
+#define IS_PART_NAME 64
+
+struct is_connector {
+    char *folder;
+    int folder_fd;
+    uint32_t rank, world, threads;
+    uint8_t fingerprint[16];
+    is_layout layout;
+    is_paged_cache caches[IS_MAX_LAYERS];
+    is_paged_order orders[IS_MAX_LAYERS];
+    is_tier *tier;
+    pthread_t looker;
+    pthread_mutex_t mutex; /* of ends */
+    pthread_cond_t ending;
+    bool looks, ends;
+};
+
+/* What an interface function returns: the status, and its text in `text` [IS_CONNECTOR_TEXT], which may be NULL. */
+int is_connector_done(is_status status, const is_error *err, char *text);
+
+/* ------------------------------------------------------------ names */
+
+/* Whether the text begins with n lower-case hexadecimal digits. */
+bool is_hex(const char *text, size_t n);
+void is_hex_bytes(const char *digits, uint8_t *out, size_t n);
+bool is_part_key(const char *key);
+/* Where a part lies in the folder. */
+void is_part_name(const char *key, uint32_t rank, uint32_t world, char out[IS_PART_NAME]);
+/* The tier finds chunks by number, the low 63 bits of the key; the whole key is compared there too. */
+int64_t is_part_number(const char *key, uint8_t bytes[IS_KEY_BYTES]);
+void is_part_key_of(const uint8_t bytes[IS_KEY_BYTES], char out[IS_CONNECTOR_KEY + 1]);
+
+/* ------------------------------------------------------------ files */
+
+/* A chunk of this model out of its file: *bytes, free().  IS_ENOTFOUND: there is none; IS_ECORRUPT: it is broken;
+ * IS_EINVAL: it is another model's. */
+is_status is_part_read(const is_connector *c, const char *name, void **bytes, is_chunk *chunk, is_error *err);
+/* Whole, by rename.  IS_ENOTFOUND: the chunk's folder is not there. */
+is_status is_part_write(const is_connector *c, const char *name, const void *bytes, size_t size, is_error *err);
+
+#endif
