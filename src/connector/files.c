@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -90,13 +91,16 @@ is_status is_part_read(const is_connector *c, const char *name, void **bytes, is
 
 is_status is_part_write(const is_connector *c, const char *name, const void *bytes, size_t size, is_error *err)
 {
-    char folder[IS_PART_NAME], temporary[IS_PART_NAME + 16];
+    char folder[IS_PART_NAME], temporary[IS_PART_NAME + 32];
+    uint64_t number = 0; /* not the process's, which another machine's has too */
+    if (getrandom(&number, sizeof number, 0) != (ssize_t)sizeof number)
+        return is_fail(err, IS_EIO, "the system gives no random numbers: %s", strerror(errno));
     (void)snprintf(folder, sizeof folder, "%s", name);
     char *part = strrchr(folder, '/');
     *part++ = '\0';
-    (void)snprintf(temporary, sizeof temporary, "%s.%d.tmp", part, (int)getpid());
+    (void)snprintf(temporary, sizeof temporary, "%s.%016llx.tmp", part, (unsigned long long)number);
     int fd = openat(c->folder_fd, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int error = fd < 0 ? errno : is_file_write(fd, temporary, O_TRUNC, bytes, size);
+    int error = fd < 0 ? errno : is_file_write(fd, temporary, O_EXCL, bytes, size);
     if (error == 0 && renameat(fd, temporary, fd, part) != 0) error = errno;
     if (error == 0 && fsync(fd) != 0) error = errno;
     if (error != 0 && fd >= 0) (void)unlinkat(fd, temporary, 0);
