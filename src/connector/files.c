@@ -75,7 +75,9 @@ is_status is_part_read(const is_connector *c, const char *name, void **bytes, is
     is_error why = {0};
     *bytes = NULL;
     int fd = openat(c->folder_fd, name, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return is_fail(err, IS_ENOTFOUND, "chunk %s is not there: %s", name, strerror(errno));
+    if (fd < 0)
+        return errno == ENOENT ? is_fail(err, IS_ENOTFOUND, "chunk %s is not there", name)
+                               : is_fail(err, IS_EIO, "chunk %s cannot be opened: %s", name, strerror(errno));
     is_status status = read_file(fd, name, bytes, &size, err);
     (void)close(fd);
     if (status == IS_OK && is_chunk_open(chunk, *bytes, size, IS_CHUNK_CHECK_PAYLOAD, &why) != IS_OK)

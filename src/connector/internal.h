@@ -44,8 +44,8 @@ void is_part_key_of(const uint8_t bytes[IS_KEY_BYTES], char out[IS_CONNECTOR_KEY
 
 /* ------------------------------------------------------------ files */
 
-/* A chunk of this model out of its file: *bytes, free().  IS_ENOTFOUND: there is none; IS_ECORRUPT: it is broken;
- * IS_EINVAL: it is another model's. */
+/* A chunk of this model out of its file: *bytes, free().  IS_ENOTFOUND: there is none; IS_EIO; IS_ECORRUPT: it is
+ * broken; IS_EINVAL: it is another model's. */
 is_status is_part_read(const is_connector *c, const char *name, void **bytes, is_chunk *chunk, is_error *err);
 /* Whole, by rename.  IS_ENOTFOUND: the chunk's folder is not there. */
 is_status is_part_write(const is_connector *c, const char *name, const void *bytes, size_t size, is_error *err);
