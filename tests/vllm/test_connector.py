@@ -302,7 +302,7 @@ def test_what_a_planner_must_know(server, prompts):
     told = server.describe()
     assert re.fullmatch("[0-9a-f]{32}", told.pop("fingerprint"))
     control, marks = told.pop("control_tokens"), told.pop("marks")
-    assert told == {"version": 1, "ranks": 1, "block_size": BLOCK, "why_not": ""}
+    assert told == {"version": 2, "ranks": 1, "block_size": BLOCK, "why_not": ""}
     assert control == {token.content: number for number, token in prompts.tokenizer.added_tokens_decoder.items()}
     assert control["<|im_start|>"] == 1 and len(control) == 17
     assert marks == list(range(9, 17))  # <issue_comment> to <empty_output>

@@ -18,6 +18,7 @@
 #include "../../kv/hash.h"
 #include "internal.h"
 
+#define PROTOCOL      2      /* VERSION of python/inferscale_vllm/describe.py */
 #define LOOK_MS       5000.0 /* between two looks at one that is up */
 #define FIRST_WAIT_MS 500.0
 #define MOST_WAIT_MS  15000.0
@@ -155,7 +156,7 @@ static is_status read_described(const char *url, const json_t *reply, about *a, 
     if (json_unpack(said, "{s:i, s:s, s:i, s:i, s:s, s:o, s:o}", "version", &version, "fingerprint", &a->fingerprint,
                     "ranks", &ranks, "block_size", &block, "why_not", &a->why_not, "control_tokens", &(json_t *){NULL},
                     "marks", &(json_t *){NULL}) != 0 ||
-        version != 1 || ranks < 1 || block < 1 || strlen(a->fingerprint) != 32)
+        version != PROTOCOL || ranks < 1 || block < 1 || strlen(a->fingerprint) != 32)
         return is_fail(err, IS_EINVAL, "%s has a connector of another version; install the one of this program", url);
     a->ranks = (uint32_t)ranks;
     a->block = (uint32_t)block;
