@@ -97,11 +97,24 @@ static is_status take_answer(answers *a, const setup *s, const is_bench_question
     return status;
 }
 
+/* What was asked whole needs no chunks any more. */
+static bool all_noted(const answers *a, const setup *s)
+{
+    for (size_t i = 0; i < a->b.n; i++) {
+        char *key = key_of(a, s, &a->b.questions[i]);
+        bool noted = is_bench_noted(&a->b, key) != NULL;
+        free(key);
+        if (!noted) return false;
+    }
+    return true;
+}
+
 static is_status take_answers(answers *a, const setup *s, is_error *err)
 {
     is_bench *b = &a->b;
     is_cli_progress progress;
     is_status status = is_bench_open(b, s->recipe, false, err);
+    if (status == IS_OK && all_noted(a, s)) return IS_OK;
     if (status == IS_OK) status = is_bench_import(b, err);
     if (status == IS_OK && s->mode == IS_MODE_INJECT) status = is_cli_encode(&b->cli, b->memory, NULL, NULL, err);
     is_cli_note(&b->cli, "%s:", s->name);

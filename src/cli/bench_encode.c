@@ -66,7 +66,7 @@ int is_bench_encode(int argc, char **argv)
 {
     is_bench b = {.repeat = 3, .n_questions = 1};
     is_error err = {0};
-    row rows[MAX_RECIPES] = {{.recipe = "isolated"}, {.recipe = "primed:8"}};
+    row rows[MAX_RECIPES] = {{.recipe = "isolated"}, {.recipe = IS_RECIPE_DEFAULT}};
     size_t n = 2;
     if (!is_bench_parse(
             &b, "encode", "What encoding the data's facts costs, by recipe, per fact token.",

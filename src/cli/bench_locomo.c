@@ -28,16 +28,18 @@ typedef struct step {
     bool locomo;       /* only where the data says which turns answers stand in */
 } step;
 
+#define RECIPE(name) " --with-recipe " name
+#define PAPERS       RECIPE("isolated") RECIPE("window:5") RECIPE("window:20") RECIPE("window:50") /* w = 0, 5, 20 and 50 */
+#define OURS         RECIPE(IS_RECIPE_DEFAULT)
+
 /* In minutes, to see that all of it works and about where it stands. */
 static const step brief[] = {
     {"ttft", "ttft -k 5 -k 10 -k 20 -k 50 --limit 2 --repeat 1 --history", true, false},
     {"throughput", "throughput -u 10 -u 25 --facts 55 --limit-prefill 2 --slots 8", false, false},
     {"recall", "recall", true, true},
-    {"fidelity",
-     "fidelity --limit 12 --with-recipe isolated --with-recipe window:5 --with-recipe primed:8 --fresh 0 --fresh 5",
-     true, false},
-    {"answers", "answers --limit 20 --with-recipe isolated --with-recipe primed:8", true, false},
-    {"encode", "encode --repeat 1", false, false},
+    {"fidelity", "fidelity --limit 12 --fresh 0 --fresh 5" RECIPE("isolated") RECIPE("primed:8") OURS, true, false},
+    {"answers", "answers --limit 20" RECIPE("isolated") OURS, true, false},
+    {"encode", "encode --repeat 1" RECIPE("isolated") OURS, false, false},
 };
 
 /* In hours, what docs/evaluation.md stands on. */
@@ -46,17 +48,16 @@ static const step full[] = {
     {"throughput", "throughput", false, false},
     {"recall", "recall", true, true},
     {"fidelity",
-     "fidelity --limit 200 --with-recipe isolated --with-recipe window:5 --with-recipe window:20 --with-recipe "
-     "window:50 "
-     "--with-recipe primed:0 --with-recipe primed:8 --with-recipe primed:8+window:5 --fresh 0 --fresh 5",
+     "fidelity --limit 200 --fresh 0 --fresh 5" PAPERS RECIPE("primed:0") RECIPE("primed:8") RECIPE("primed:16")
+         RECIPE("primed:16x2") RECIPE("primed:16x4") RECIPE("primed:8+window:5") OURS,
      true, false},
-    {"answers",
-     "answers --limit 1540 --without --with-recipe isolated --with-recipe window:5 --with-recipe window:20 "
-     "--with-recipe "
-     "window:50 --with-recipe primed:8 --with-recipe primed:8+window:5 --fresh 0 --fresh 5",
-     true, false},
-    {"adversarial", "answers --limit 446 --adversarial --with-recipe isolated --with-recipe primed:8", true, true},
-    {"encode", "encode --with-recipe isolated --with-recipe window:5 --with-recipe primed:8", false, false},
+    {"fidelity, best first", "fidelity --limit 100 --best-first" OURS, true, false},
+    {"fidelity, no dates", "fidelity --limit 100 --without-dates" OURS, true, false},
+    {"answers", "answers --limit 1540 --without --fresh 0 --fresh 5" PAPERS RECIPE("primed:8") OURS, true, false},
+    {"answers, no dates", "answers --limit 1540 --without-dates" OURS, true, false},
+    {"adversarial", "answers --limit 446 --adversarial" RECIPE("isolated") OURS, true, true},
+    {"encode", "encode" RECIPE("isolated") RECIPE("window:5") RECIPE("primed:8") RECIPE("primed:16x4") OURS, false,
+     false},
 };
 
 typedef struct locomo {
@@ -122,7 +123,7 @@ static void make_words(const locomo *l, const step *s, words *w)
     add_option(w, "--embedding-model", cli->embedding_model);
     add_number(w, "--threads", cli->threads);
     add_number(w, "--context", cli->context);
-    if (strcmp(s->name, "answers") == 0) {
+    if (strncmp(s->name, "answers", 7) == 0) {
         add_option(w, "--judge", l->judge[0]);
         add_option(w, "--judge-model", l->judge[1]);
         add_option(w, "--judge-prompt", l->judge[2]);

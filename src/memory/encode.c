@@ -24,6 +24,8 @@
 #define JOB     32  /* facts of one engine job     */
 #define WAIT_MS 200 /* between two reports of one who waits */
 
+#define FEW 16 /* facts that are encoded each behind all the others */
+
 #define MOST_WAIT_S 60 /* of the worker after failures */
 
 #define MOST_PRIMERS (IS_RECIPE_MAX_TIMES > 2 ? IS_RECIPE_MAX_TIMES : 2)
@@ -42,7 +44,7 @@ typedef struct primers {
     prefix prefixes[MOST_PRIMERS];
     uint32_t n;
     uint32_t times;    /* how many of them a fact is encoded behind: the first that it does not stand in itself */
-    is_fact_list *few; /* the scope's facts, where two primers would need more than there are; else NULL */
+    is_fact_list *few; /* the oldest facts of a scope that has few, where each has a prefix of its own; else NULL */
     int64_t renew;     /* a chunk with no fact from this id on in front of it is of a smaller scope; 0: none is */
 } primers;
 
@@ -183,44 +185,59 @@ static is_status renew_of_few(is_memory *memory, primers *p, is_error *err)
     return status;
 }
 
-/* The lines at even distances over the oldest `basis` facts, dealt out in turn. */
-static is_status spread(is_memory *memory, int64_t scope, uint64_t basis, primers *p, is_error *err)
+/* The lines at even distances over the oldest `basis` facts, dealt out in turn.  *whole: all of them fitted. */
+static is_status spread(is_memory *memory, int64_t scope, uint64_t basis, uint32_t lines_of_one, primers *p,
+                        bool *whole, is_error *err)
 {
     uint64_t ranks[MOST_LINES];
     int64_t ids[MOST_LINES];
-    const size_t lines = (size_t)p->n * memory->recipe.primer;
+    const size_t lines = (size_t)p->n * lines_of_one;
     is_fact_list *facts = NULL;
+    *whole = true;
     for (size_t i = 0; i < lines; i++) ranks[i] = (2 * i + 1) * basis / (2 * lines);
     is_status status = is_store_at_ranks(memory->store, scope, ranks, lines, ids, err);
     if (status == IS_OK) status = is_store_get(memory->store, scope, ids, lines, &facts, err);
     for (uint32_t j = 0; status == IS_OK && j < p->n; j++) {
-        status = prefix_begin(memory, &p->prefixes[j], err);
-        for (size_t i = j; status == IS_OK && i < facts->n; i += p->n)
-            status = append_fact(memory, &facts->facts[i], &p->prefixes[j], err);
-        int64_t most = youngest(&p->prefixes[j]);
-        if (j == 0 || most < p->renew) p->renew = most;
+        prefix *one = &p->prefixes[j];
+        size_t n = 0;
+        status = prefix_begin(memory, one, err);
+        for (size_t i = j; status == IS_OK && i < facts->n; i += p->n, n++)
+            status = append_fact(memory, &facts->facts[i], one, err);
+        if (one->n_deps < n) *whole = false;
+        if (j == 0 || youngest(one) < p->renew) p->renew = youngest(one);
     }
     is_fact_list_free(facts);
     return status;
 }
 
+/*
+ * Few facts stand each behind all the others, which costs less than it brings.  Of more there are two primers at least,
+ * so that there is one for the facts in the other, and so at most half of the facts in each.  Where the context is too
+ * small for that many lines, fewer are spread over all of the facts.
+ */
 static is_status primers_read(is_memory *memory, int64_t scope, primers *out, is_error *err)
 {
     const is_recipe *recipe = &memory->recipe;
-    uint64_t facts, basis = 1;
+    uint64_t facts = 0, basis = 1;
+    bool whole = false;
     *out = (primers){.n = 1, .times = 1};
-    if (recipe->primer == 0) return prefix_begin(memory, &out->prefixes[0], err);
-    is_status status = is_store_count_facts(memory->store, scope, &facts, err);
+    is_status status = recipe->primer > 0 ? is_store_count_facts(memory->store, scope, &facts, err) : IS_OK;
     while (basis <= facts / 2) basis *= 2;
-    if (status == IS_OK && basis < 2 * (uint64_t)recipe->primer) {
-        out->n = 0;
+    if (status != IS_OK || recipe->primer == 0)
+        return status == IS_OK ? prefix_begin(memory, &out->prefixes[0], err) : status;
+    if (basis <= FEW && basis < 2 * (uint64_t)recipe->primer) {
         status = is_store_list(memory->store, scope, 0, (size_t)basis, &out->few, err);
         return status == IS_OK ? renew_of_few(memory, out, err) : status;
     }
-    uint64_t most = basis / recipe->primer;
-    out->times = recipe->times < most ? recipe->times : (uint32_t)most;
-    out->n = out->times < 2 ? 2 : out->times;
-    return status == IS_OK ? spread(memory, scope, basis, out, err) : status;
+    uint64_t lines = recipe->primer < basis / 2 ? recipe->primer : basis / 2;
+    for (; status == IS_OK && !whole && lines > 0; lines /= 2) {
+        primers_free(out);
+        uint64_t most = basis / lines;
+        out->times = recipe->times < most ? recipe->times : (uint32_t)most;
+        out->n = out->times < 2 ? 2 : out->times;
+        status = spread(memory, scope, basis, (uint32_t)lines, out, &whole, err);
+    }
+    return status;
 }
 
 void is_forget_prefixes(is_memory *m, int64_t scope)
@@ -429,26 +446,24 @@ static is_status batch_add(is_memory *m, const prefix *prefixes, uint32_t n_pref
     return IS_OK;
 }
 
-/* A fact whose prefixes are its own: it has a window, or stands itself among those in front of all others. */
+/* A fact whose prefixes are its own: it has a window, or is one of few. */
 static is_status encode_alone(encode_run *run, int64_t scope, const primers *p, const is_fact *fact, is_error *err)
 {
     is_memory *m = run->memory;
     prefix own[MOST_PRIMERS] = {{0}};
-    uint32_t n = p->few != NULL ? 1 : p->n, times = p->few != NULL ? 1 : p->times;
     batch b = {.n = 0};
     is_status status = p->few != NULL ? prefix_of_few(m, p->few, fact->id, &own[0], err) : IS_OK;
-    for (uint32_t j = 0; status == IS_OK && p->few == NULL && j < n; j++) {
-        status = prefix_begin(m, &own[j], err);
-        own[j].n = 0; /* the header is in the other's tokens */
-        if (status == IS_OK) status = append(&own[j], p->prefixes[j].tokens, p->prefixes[j].n, err);
-        for (size_t i = 0; i < p->prefixes[j].n_deps; i++) own[j].deps[own[j].n_deps++] = p->prefixes[j].deps[i];
+    for (uint32_t j = 0; status == IS_OK && j < p->n; j++) {
+        const prefix *shared = &p->prefixes[j];
+        if (shared->n > 0) status = append(&own[j], shared->tokens, shared->n, err);
+        if (shared->n_deps > 0) memcpy(own[j].deps, shared->deps, shared->n_deps * sizeof *shared->deps);
+        own[j].n_deps += shared->n_deps;
+        if (status == IS_OK) status = append_window(m, scope, fact, m->recipe.window, &own[j], err);
     }
-    for (uint32_t j = 0; status == IS_OK && j < n; j++)
-        status = append_window(m, scope, fact, m->recipe.window, &own[j], err);
-    if (status == IS_OK) status = batch_add(m, own, n, times, fact, &b, err);
-    if (status == IS_OK) status = batch_run(run, scope, own, n, &b, err);
+    if (status == IS_OK) status = batch_add(m, own, p->n, p->times, fact, &b, err);
+    if (status == IS_OK) status = batch_run(run, scope, own, p->n, &b, err);
     batch_clear(&b);
-    for (uint32_t j = 0; j < n; j++) prefix_free(&own[j]);
+    for (uint32_t j = 0; j < MOST_PRIMERS; j++) prefix_free(&own[j]);
     return status;
 }
 

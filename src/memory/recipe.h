@@ -16,7 +16,7 @@
 
 #include "../kv/chunk.h"
 
-#define IS_RECIPE_DEFAULT    "primed:8"
+#define IS_RECIPE_DEFAULT    "primed:32"
 #define IS_RECIPE_MAX_PRIMER 64 /* lines of all primers together */
 #define IS_RECIPE_MAX_TIMES  8
 #define IS_RECIPE_MAX_WINDOW 200

@@ -868,6 +868,13 @@ const SECTIONS = {
   encode: ["Encoding", encode],
 };
 
+/* Title and drawing of a step's section; "fidelity, best first" is drawn as "fidelity" is. */
+function sectionOf(name) {
+  const [kind, ...rest] = name.split(", ");
+  const found = SECTIONS[kind];
+  return found ? [[found[0], ...rest].join(", "), found[1]] : [name, generic];
+}
+
 /* What draws a step may meet data of another edition; the step is then shown as it is, and the console says why. */
 function attempt(what, draw, otherwise) {
   try {
@@ -889,7 +896,7 @@ function differs(result, first) {
 const idOf = (step) => `step-${step.name.replace(/\W+/g, "-")}`;
 
 function section(step, i, first) {
-  const base = join("/steps", i, "result"), [title, draw] = SECTIONS[step.name] || [step.name, generic];
+  const base = join("/steps", i, "result"), [title, draw] = sectionOf(step.name);
   const other = differs(step.result, first), id = idOf(step);
   const before = [plots.length, nPlots, nTables];
   const body = attempt(step.name, () => draw(step.result, base, step.name), () => {
@@ -936,7 +943,7 @@ function start() {
   const names = [["terms", "Terms"]];
   for (const [i, step] of steps.entries()) {
     $("main").append(section(step, i, first));
-    names.push([idOf(step), (SECTIONS[step.name] || [step.name])[0]]);
+    names.push([idOf(step), sectionOf(step.name)[0]]);
     const tile = TILES[step.name] && attempt(`tile ${step.name}`,
       () => TILES[step.name](step.result, join("/steps", i, "result")), () => null);
     if (tile) $("tiles").append(h("a.tile", { href: `#${idOf(step)}` }, h("div.tile-name", null, tile.name),
