@@ -314,6 +314,44 @@ static void test_primers_grow_with_the_scope(void **state)
     is_close(m);
 }
 
+static void count_encoded(void *user, uint32_t facts, double ms)
+{
+    (void)ms;
+    *(uint32_t *)user += facts;
+}
+
+/* Where the context has no room for all lines, what was made behind fewer is not made anew with every fact that comes.
+ * The first fact is short, so that the others' lines are more than those that the last two have in front. */
+static void test_lines_that_do_not_fit(void **state)
+{
+    (void)state;
+    is_options o = plain_options();
+    o.recipe = "primed:16";
+    o.context = 256;
+    is_memory *m = open_with(&o);
+    for (size_t words = 0; words < 8; words++) {
+        char user[16], text[9][96];
+        is_fact facts[9];
+        uint32_t encoded = 0;
+        is_error err = {0};
+        const is_scope scope = {.user = user};
+        (void)snprintf(user, sizeof user, "user %zu", words);
+        for (size_t i = 0; i < 9; i++) {
+            size_t n = (size_t)snprintf(text[i], sizeof text[i], i == 0 ? "Hi." : "Nora was in town %zu", i);
+            for (size_t w = 0; i > 0 && w < words; w++)
+                n += (size_t)snprintf(text[i] + n, sizeof text[i] - n, " again");
+            facts[i] = (is_fact){.text = text[i], .time = IS_TIME_NONE};
+        }
+        is_set_on_encoded(m, count_encoded, &encoded);
+        check(is_add_facts(m, &scope, facts, 8, NULL, &err), &err);
+        encode(m);
+        check(is_add_facts(m, &scope, &facts[8], 1, NULL, &err), &err);
+        encode(m);
+        assert_int_equal(encoded, 9);
+    }
+    is_close(m);
+}
+
 /* What the engine makes of a fact behind these others. */
 static is_chunk encode_behind(is_memory *m, int64_t fact, const int64_t *others, size_t n)
 {
@@ -804,6 +842,7 @@ int main(void)
         WITH_FOLDER(test_forgetting_reaches_what_was_encoded_behind),
         WITH_FOLDER(test_recipe_and_header_put_old_chunks_out_of_use),
         WITH_FOLDER(test_primers_grow_with_the_scope),
+        WITH_FOLDER(test_lines_that_do_not_fit),
         WITH_FOLDER(test_a_chunk_is_the_mean_over_primers),
         cmocka_unit_test(test_names_of_recipes),
         WITH_FOLDER(test_window_recipe_uses_the_turns),

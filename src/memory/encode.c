@@ -171,14 +171,16 @@ static is_status prefix_of_few(is_memory *memory, const is_fact_list *few, int64
     return status;
 }
 
-/* Where the youngest that can stand in front of each of them is the oldest: one of the last two has it. */
+/* Where the youngest that can stand in front of each of them is the oldest: one of the last two has it.  Where not all
+ * lines fit, others may have an older one, and what was made stays. */
 static is_status renew_of_few(is_memory *memory, primers *p, is_error *err)
 {
     is_status status = IS_OK;
-    for (size_t i = 0; status == IS_OK && p->few->n >= 2 && i < 2; i++) {
+    const size_t n = p->few->n, lines = n - 1 < memory->recipe.primer ? n - 1 : memory->recipe.primer;
+    for (size_t i = 0; status == IS_OK && n >= 2 && i < 2; i++) {
         prefix one = {0};
-        status = prefix_of_few(memory, p->few, p->few->facts[p->few->n - 1 - i].id, &one, err);
-        int64_t most = youngest(&one);
+        status = prefix_of_few(memory, p->few, p->few->facts[n - 1 - i].id, &one, err);
+        int64_t most = one.n_deps == lines ? youngest(&one) : 0;
         if (i == 0 || most < p->renew) p->renew = most;
         prefix_free(&one);
     }
@@ -387,8 +389,8 @@ static is_status put_item(is_memory *m, int64_t scope, const prefix *prefixes, u
     if (status != IS_OK) return status;
     status =
         is_store_put_chunk(m->store, scope, it->id, &m->key, it->target.bytes, it->target.size, deps, n_deps, &why);
-    if (status ==
-        IS_ENOTFOUND) { /* forgotten meanwhile, or a fact of its primer was, which the engine has kept since */
+    if (status == IS_ENOTFOUND) {
+        /* What was forgotten meanwhile may be of a primer that the engine has kept since. */
         is_forget_prefixes(m, scope);
         return IS_OK;
     }
