@@ -431,6 +431,7 @@ static is_status op_describe(is_engine *base, char **json, is_error *err)
         json_object_set_new(root, "kv_type", json_string(is_dtype_name(engine->layout.dtype)));
         json_object_set_new(root, "kv_bytes_per_token",
                             json_integer((json_int_t)is_layout_token_bytes(&engine->layout)));
+        json_object_set_new(root, "prefix_bytes", json_integer((json_int_t)is_prefixes_bytes(&engine->prefixes)));
         json_object_set_new(root, "v_transposed", json_boolean(engine->layout.v_transposed));
         json_object_set_new(root, "layers", describe_layers(engine));
         json_object_set_new(root, "compose", json_string(is_isa_name(is_isa_best())));

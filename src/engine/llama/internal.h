@@ -313,6 +313,8 @@ is_status is_encode_step(is_llama *engine, is_job *job, uint32_t most, bool may_
  * kept. The second keeps the one that is there whole. */
 bool is_prefix_restore(is_llama *engine, const is_encode_job *job);
 void is_prefix_keep(is_llama *engine, const is_encode_job *job);
+/* What they take.  Any thread. */
+size_t is_prefixes_bytes(is_prefix_cache *cache);
 /* Wipes those of a scope; 0: all.  Any thread. */
 void is_prefixes_forget(is_prefix_cache *cache, uint64_t scope);
 void is_encoder_close(is_llama *engine);

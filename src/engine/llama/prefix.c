@@ -85,6 +85,14 @@ void is_prefix_keep(is_llama *engine, const is_encode_job *job)
     pthread_mutex_unlock(&cache->lock);
 }
 
+size_t is_prefixes_bytes(is_prefix_cache *cache)
+{
+    pthread_mutex_lock(&cache->lock);
+    size_t bytes = cache->bytes;
+    pthread_mutex_unlock(&cache->lock);
+    return bytes;
+}
+
 void is_prefixes_forget(is_prefix_cache *cache, uint64_t scope)
 {
     pthread_mutex_lock(&cache->lock);
