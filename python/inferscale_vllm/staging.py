@@ -16,6 +16,7 @@ class Staging:
         """layers: the model's, with the engine's writer; caches, orders: of each layer its cache, and where in a block of it the elements of
         K [token][head][width], then V, lie."""
         self._handle, self._layers, self._caches, self._orders = handle, layers, caches, orders
+        self._flat = [self._as_it_lies(cache, order) for cache, order in zip(caches, orders)]
         _, self._heads, self._block_tokens, both = caches[0].shape
         self._width = both // 2
         self._device = caches[0].device
@@ -43,8 +44,8 @@ class Staging:
         return (parts[:, part].flatten(0, 1)[begin:end] for part in (0, 1))
 
     @staticmethod
-    def _flat(cache, order):
-        """The blocks as they lie, [blocks][elements up to the last one that is the cache's]."""
+    def _as_it_lies(cache, order):
+        """The blocks, [blocks][elements up to the last one that is the cache's]."""
         return torch.as_strided(cache, (cache.shape[0], int(order.max()) + 1), (cache.stride(0), 1), cache.storage_offset())
 
     def load(self, load) -> tuple[int, str]:
@@ -68,8 +69,8 @@ class Staging:
         first, last = store.begin // size, -(-(store.begin + store.n) // size)
         self._reserve(last - first)
         blocks = torch.tensor(store.blocks[first:last], dtype=torch.int64, device=self._device)
-        for cache, order, host in zip(self._caches, self._orders, self._blocks):
-            host[:last - first].copy_(self._flat(cache, order)[blocks][:, order])
+        for flat, order, host in zip(self._flat, self._orders, self._blocks):
+            host[:last - first].copy_(flat[blocks][:, order])
         places = array("I", [0] * first) + array("I", range(last - first))
         self._handle.store(store, places)
 

@@ -5,7 +5,6 @@
  * Answers are greedy.  What counts is the difference to the text of the same facts, question by question, with its
  * 95 % interval: whether a small model answers well is not the matter here.
  */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -182,11 +181,6 @@ typedef struct figures {
     size_t n_found, n_lost; /* questions with all of their evidence in the prompt, and those without */
 } figures;
 
-static double real(const json_t *object, const char *name)
-{
-    return json_number_value(json_object_get(object, name));
-}
-
 /* 0 or 1; -1: no verdict. */
 static int verdict(const answers *a, const is_bench_question *q, const json_t *note)
 {
@@ -203,25 +197,20 @@ static void add(const answers *a, const setup *s, const setup *text, const is_be
     free(key);
     free(text_key);
     if (note == NULL) return;
-    double f1 = real(note, "f1");
+    double f1 = is_cli_number(note, "f1");
     int judged = verdict(a, q, note), other_judged = other != NULL ? verdict(a, q, other) : -1;
     f->f1[f->n++] = f1;
     f->exact += json_is_true(json_object_get(note, "exact"));
-    if (other != NULL) f->f1_less[f->n_pairs++] = f1 - real(other, "f1");
+    if (other != NULL) f->f1_less[f->n_pairs++] = f1 - is_cli_number(other, "f1");
     if (judged >= 0) {
         f->judged += judged;
         f->n_judged++;
     }
     if (judged >= 0 && other_judged >= 0) f->judge_less[f->n_judge_pairs++] = judged - other_judged;
-    if (real(note, "evidence") <= 0) return;
-    bool whole = real(note, "found") >= real(note, "evidence");
+    if (is_cli_number(note, "evidence") <= 0) return;
+    bool whole = is_cli_number(note, "found") >= is_cli_number(note, "evidence");
     *(whole ? &f->found_f1 : &f->lost_f1) += f1;
     *(whole ? &f->n_found : &f->n_lost) += 1;
-}
-
-static json_t *number(double v)
-{
-    return isfinite(v) ? json_real(v) : json_null();
 }
 
 /* {"mean", "low", "high"} */
@@ -230,9 +219,9 @@ static json_t *interval(const double *values, size_t n)
     is_eval_interval i;
     json_t *o = json_object();
     if (is_eval_mean_interval(values, n, &i, NULL) != IS_OK) is_cli_no_memory();
-    is_cli_set(o, "mean", number(i.mean));
-    is_cli_set(o, "low", number(i.low));
-    is_cli_set(o, "high", number(i.high));
+    is_cli_set(o, "mean", is_cli_json_number(i.mean));
+    is_cli_set(o, "low", is_cli_json_number(i.low));
+    is_cli_set(o, "high", is_cli_json_number(i.high));
     return o;
 }
 
@@ -241,14 +230,14 @@ static json_t *figures_json(const figures *f)
     json_t *o = json_object();
     is_cli_set(o, "questions", json_integer((json_int_t)f->n));
     is_cli_set(o, "f1", interval(f->f1, f->n));
-    is_cli_set(o, "exact", number(f->exact / (double)f->n));
+    is_cli_set(o, "exact", is_cli_json_number(f->exact / (double)f->n));
     is_cli_set(o, "f1_against_text", interval(f->f1_less, f->n_pairs));
     if (f->n_judged > 0) {
-        is_cli_set(o, "judge", number(f->judged / (double)f->n_judged));
+        is_cli_set(o, "judge", is_cli_json_number(f->judged / (double)f->n_judged));
         is_cli_set(o, "judge_against_text", interval(f->judge_less, f->n_judge_pairs));
     }
-    is_cli_set(o, "f1_with_evidence", number(f->found_f1 / (double)f->n_found));
-    is_cli_set(o, "f1_without_evidence", number(f->lost_f1 / (double)f->n_lost));
+    is_cli_set(o, "f1_with_evidence", is_cli_json_number(f->found_f1 / (double)f->n_found));
+    is_cli_set(o, "f1_without_evidence", is_cli_json_number(f->lost_f1 / (double)f->n_lost));
     is_cli_set(o, "with_evidence", json_integer((json_int_t)f->n_found));
     is_cli_set(o, "without_evidence", json_integer((json_int_t)f->n_lost));
     return o;
@@ -273,9 +262,9 @@ static void print(const setup *s, const char *category, const json_t *o)
 {
     const json_t *f1 = json_object_get(o, "f1"), *less = json_object_get(o, "f1_against_text");
     const json_t *judge = json_object_get(o, "judge");
-    printf("%-30s %-12s %6.0f %6.1f %6.1f  %+6.1f (%+.1f to %+.1f)", s->name, category, real(o, "questions"),
-           100 * real(f1, "mean"), 100 * real(o, "exact"), 100 * real(less, "mean"), 100 * real(less, "low"),
-           100 * real(less, "high"));
+    printf("%-30s %-12s %6.0f %6.1f %6.1f  %+6.1f (%+.1f to %+.1f)", s->name, category, is_cli_number(o, "questions"),
+           100 * is_cli_number(f1, "mean"), 100 * is_cli_number(o, "exact"), 100 * is_cli_number(less, "mean"),
+           100 * is_cli_number(less, "low"), 100 * is_cli_number(less, "high"));
     if (judge != NULL) printf("  judge %.1f", 100 * json_number_value(judge));
     putchar('\n');
 }

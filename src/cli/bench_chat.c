@@ -148,11 +148,6 @@ static double mean_kl(const is_bench_sums *s)
     return s->tokens == 0 ? NAN : s->kl / (double)s->tokens;
 }
 
-static json_t *number_json(double v)
-{
-    return isfinite(v) ? json_real(v) : json_null();
-}
-
 static void report(const is_bench *b, uint32_t i, const turn *t, json_t *list)
 {
     if (!b->cli.json)
@@ -165,8 +160,8 @@ static void report(const is_bench *b, uint32_t i, const turn *t, json_t *list)
     is_cli_set(o, "prefill_ttft_ms", json_real(t->prefill_ms));
     is_cli_set(o, "recompute_ttft_ms", json_real(t->recompute_ms));
     is_cli_set(o, "inject_ttft_ms", json_real(t->inject_ms));
-    is_cli_set(o, "recompute_kl", number_json(mean_kl(&t->recompute)));
-    is_cli_set(o, "inject_kl", number_json(mean_kl(&t->inject)));
+    is_cli_set(o, "recompute_kl", is_cli_json_number(mean_kl(&t->recompute)));
+    is_cli_set(o, "inject_kl", is_cli_json_number(mean_kl(&t->inject)));
     is_cli_append(list, o);
 }
 

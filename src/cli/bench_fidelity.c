@@ -5,7 +5,6 @@
  * KL(full || injected), whether the most likely token is the same, and the gold tokens' negative log-likelihood
  * under both.  Nothing is sampled, so nothing is random.
  */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -149,15 +148,10 @@ static is_status measure_question(measurement *t, const is_bench_question *q, is
 
 /* ------------------------------------------------------------ results */
 
-static double real(const json_t *object, const char *name)
-{
-    return json_number_value(json_object_get(object, name));
-}
-
 static bool in_place(const json_t *note, size_t place)
 {
-    if (real(note, "evidence") <= 0) return false; /* the data does not tell */
-    uint32_t best = (uint32_t)real(note, "place");
+    if (is_cli_number(note, "evidence") <= 0) return false; /* the data does not tell */
+    uint32_t best = (uint32_t)is_cli_number(note, "place");
     if (best == 0) return places[place].most == 0;
     return best <= places[place].most && (place == 0 || best > places[place - 1].most);
 }
@@ -175,12 +169,12 @@ static json_t *summary(const measurement *t, uint32_t fresh, size_t place)
         const json_t *note = is_bench_noted(t->b, key);
         free(key);
         if (note == NULL || (place < PLACES && !in_place(note, place))) continue;
-        kl[n++] = real(note, "kl") / real(note, "tokens");
-        s.kl += real(note, "kl");
-        s.top1 += real(note, "top1");
-        s.nll_full += real(note, "nll_full");
-        s.nll_inject += real(note, "nll_inject");
-        s.tokens += (uint64_t)real(note, "tokens");
+        kl[n++] = is_cli_number(note, "kl") / is_cli_number(note, "tokens");
+        s.kl += is_cli_number(note, "kl");
+        s.top1 += is_cli_number(note, "top1");
+        s.nll_full += is_cli_number(note, "nll_full");
+        s.nll_inject += is_cli_number(note, "nll_inject");
+        s.tokens += (uint64_t)is_cli_number(note, "tokens");
     }
     if (is_eval_mean_interval(kl, n, &mean, NULL) != IS_OK) is_cli_no_memory();
     free(kl);
@@ -197,8 +191,9 @@ static void report(const measurement *t, uint32_t fresh, json_t *list)
     json_t *o = summary(t, fresh, PLACES), *by = json_array();
     if (!t->b->cli.json)
         printf("%-24s %5u %5u %6.0f %9.4f %7.1f%% %9.3f %9.3f %9.4f  (%.4f to %.4f)\n", t->b->memory->recipe_name,
-               fresh, t->k, real(o, "questions"), real(o, "kl"), 100 * real(o, "top1"), real(o, "nll_full"),
-               real(o, "nll_inject"), real(o, "kl_by_question"), real(o, "kl_low"), real(o, "kl_high"));
+               fresh, t->k, is_cli_number(o, "questions"), is_cli_number(o, "kl"), 100 * is_cli_number(o, "top1"),
+               is_cli_number(o, "nll_full"), is_cli_number(o, "nll_inject"), is_cli_number(o, "kl_by_question"),
+               is_cli_number(o, "kl_low"), is_cli_number(o, "kl_high"));
     (void)fflush(stdout);
     is_cli_set(o, "recipe", json_string(t->b->memory->recipe_name));
     is_cli_set(o, "fresh", json_integer(fresh));

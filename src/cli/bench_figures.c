@@ -65,11 +65,6 @@ is_figures is_figures_of(const is_load_result *r, uint32_t users)
 
 /* ------------------------------------------------------------ JSON */
 
-static json_t *number(double v)
-{
-    return isfinite(v) ? json_real(v) : json_null();
-}
-
 static json_t *figures_json(uint32_t users, is_system system, const is_figures *f)
 {
     json_t *o = json_object();
@@ -103,7 +98,7 @@ static json_t *figures_json(uint32_t users, is_system system, const is_figures *
         {"decode_batch_mean", f->batch},
     };
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
-        is_cli_set(o, numbers[i].name, number(numbers[i].value));
+        is_cli_set(o, numbers[i].name, is_cli_json_number(numbers[i].value));
     return o;
 }
 
@@ -129,8 +124,8 @@ json_t *is_throughput_ratios(const is_throughput_row *rows, size_t n)
     for (size_t i = 0; i < n; i++) {
         json_t *o = json_object();
         is_cli_set(o, "users", json_integer(rows[i].users));
-        is_cli_set(o, "inject_over_prefill", number(ratio(&rows[i], IS_SYSTEM_PREFILL)));
-        is_cli_set(o, "inject_over_peer", number(ratio(&rows[i], IS_SYSTEM_PEER)));
+        is_cli_set(o, "inject_over_prefill", is_cli_json_number(ratio(&rows[i], IS_SYSTEM_PREFILL)));
+        is_cli_set(o, "inject_over_peer", is_cli_json_number(ratio(&rows[i], IS_SYSTEM_PEER)));
         is_cli_append(list, o);
     }
     return list;

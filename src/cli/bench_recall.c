@@ -4,9 +4,7 @@
  * sample do.
  * the sample do.
  */
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "bench.h"
 

@@ -190,18 +190,13 @@ static is_status measure_first(is_bench *b, uint32_t k, double *first_ms, is_err
     return status;
 }
 
-static json_t *number(double v)
-{
-    return isfinite(v) ? json_real(v) : json_null();
-}
-
 static void set_times(json_t *o, const char *name_of_way, const char *what, double p50, double p95)
 {
     char name[64];
     (void)snprintf(name, sizeof name, "%s_%s_ms", name_of_way, what);
-    is_cli_set(o, name, number(p50));
+    is_cli_set(o, name, is_cli_json_number(p50));
     (void)snprintf(name, sizeof name, "%s_%s_p95_ms", name_of_way, what);
-    is_cli_set(o, name, number(p95));
+    is_cli_set(o, name, is_cli_json_number(p95));
 }
 
 static json_t *row_json(const row *r)
@@ -209,19 +204,19 @@ static json_t *row_json(const row *r)
     static const char *const names[WAYS] = {"prefill", "prefix", "inject", "resident"};
     json_t *o = json_object();
     is_cli_set(o, "k", json_integer(r->k));
-    is_cli_set(o, "memory_tokens", number(r->memory_tokens));
-    is_cli_set(o, "tail_tokens", number(r->tail_tokens));
+    is_cli_set(o, "memory_tokens", is_cli_json_number(r->memory_tokens));
+    is_cli_set(o, "tail_tokens", is_cli_json_number(r->tail_tokens));
     for (int w = 0; w < WAYS; w++) set_times(o, names[w], "ttft", r->ttft[w], r->ttft_p95[w]);
     for (int w = 0; w < WAYS; w++) set_times(o, names[w], "query", r->query[w], r->query_p95[w]);
-    is_cli_set(o, "speedup", number(r->ttft[WAY_PREFILL] / r->ttft[WAY_INJECT]));
-    is_cli_set(o, "overhead", number(r->ttft[WAY_INJECT] / r->ttft[WAY_RESIDENT] - 1));
-    is_cli_set(o, "retrieval_ms", number(r->embed_rank));
-    is_cli_set(o, "fetch_ms", number(r->fetch));
-    is_cli_set(o, "inject_ms", number(r->inject));
-    is_cli_set(o, "inject_bytes", number(r->inject_bytes));
-    is_cli_set(o, "inject_gb_s", number(r->inject_bytes / (r->fetch + r->inject) * 1e-6));
-    is_cli_set(o, "memcpy_gb_s", number(r->inject_bytes / r->copy * 1e-6));
-    is_cli_set(o, "inject_over_memcpy", number((r->fetch + r->inject) / r->copy));
+    is_cli_set(o, "speedup", is_cli_json_number(r->ttft[WAY_PREFILL] / r->ttft[WAY_INJECT]));
+    is_cli_set(o, "overhead", is_cli_json_number(r->ttft[WAY_INJECT] / r->ttft[WAY_RESIDENT] - 1));
+    is_cli_set(o, "retrieval_ms", is_cli_json_number(r->embed_rank));
+    is_cli_set(o, "fetch_ms", is_cli_json_number(r->fetch));
+    is_cli_set(o, "inject_ms", is_cli_json_number(r->inject));
+    is_cli_set(o, "inject_bytes", is_cli_json_number(r->inject_bytes));
+    is_cli_set(o, "inject_gb_s", is_cli_json_number(r->inject_bytes / (r->fetch + r->inject) * 1e-6));
+    is_cli_set(o, "memcpy_gb_s", is_cli_json_number(r->inject_bytes / r->copy * 1e-6));
+    is_cli_set(o, "inject_over_memcpy", is_cli_json_number((r->fetch + r->inject) / r->copy));
     return o;
 }
 
@@ -361,7 +356,7 @@ int is_bench_ttft(int argc, char **argv)
     json_t *list = json_array();
     for (size_t i = 0; i < n; i++) is_cli_append(list, row_json(&rows[i]));
     is_cli_set(root, "ttft", list);
-    is_cli_set(root, "first_inject_ttft_ms", number(first_ms));
+    is_cli_set(root, "first_inject_ttft_ms", is_cli_json_number(first_ms));
     if (status == IS_OK && !b.cli.json) print_rows(rows, n, first_ms);
     if (status == IS_OK && whole) status = measure_history(&b, root, &err);
     return is_bench_end(&b, root, status, &err);

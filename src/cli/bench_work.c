@@ -12,18 +12,6 @@
 #include "bench.h"
 #include "memory/import.h"
 
-static char *format(const char *text, ...) __attribute__((format(printf, 1, 2)));
-
-static char *format(const char *text, ...)
-{
-    char *out = NULL;
-    va_list args;
-    va_start(args, text);
-    if (vasprintf(&out, text, args) < 0) is_cli_no_memory();
-    va_end(args);
-    return out;
-}
-
 static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *ftw)
 {
     (void)st;
@@ -83,7 +71,7 @@ static is_status read_notes(is_bench *b, is_error *err)
 
 static is_status open_journal(is_bench *b, is_error *err)
 {
-    char *path = format("%s/journal.jsonl", b->work);
+    char *path = is_cli_format("%s/journal.jsonl", b->work);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     is_status status = IS_OK;
     if (fd < 0 || (b->journal_file = fdopen(fd, "r+")) == NULL)
@@ -117,11 +105,11 @@ is_status is_bench_begin(is_bench *b, is_error *err)
     if (b->journal == NULL) is_cli_no_memory();
     if (b->work == NULL) {
         const char *tmp = getenv("TMPDIR");
-        b->folder = format("%s/inferscale-bench-XXXXXX", tmp != NULL && tmp[0] != '\0' ? tmp : "/tmp");
+        b->folder = is_cli_format("%s/inferscale-bench-XXXXXX", tmp != NULL && tmp[0] != '\0' ? tmp : "/tmp");
         return mkdtemp(b->folder) != NULL ? IS_OK
                                           : is_fail(err, IS_EIO, "cannot make %s: %s", b->folder, strerror(errno));
     }
-    b->folder = format("%s", b->work);
+    b->folder = is_cli_format("%s", b->work);
     if (mkdir(b->work, 0777) != 0 && errno != EEXIST)
         return is_fail(err, IS_EIO, "cannot make %s: %s", b->work, strerror(errno));
     is_status status = open_journal(b, err);
@@ -141,8 +129,8 @@ char *is_bench_key(const is_bench *b, const char *what, const char *way, const c
     m->engine->ops->fingerprint(m->engine, fingerprint);
     memcpy(&engine, fingerprint, sizeof engine);
     memcpy(&header, m->key.header, sizeof header);
-    key = format("%s %016llx %016llx %s%s %s", what, (unsigned long long)engine, (unsigned long long)header, way,
-                 b->undated ? " undated" : "", rest);
+    key = is_cli_format("%s %016llx %016llx %s%s %s", what, (unsigned long long)engine, (unsigned long long)header, way,
+                        b->undated ? " undated" : "", rest);
     free(rest);
     return key;
 }
@@ -189,7 +177,7 @@ static is_status open_store(is_bench *b, bool background, is_error *err)
 
 static bool is_imported(const is_bench *b)
 {
-    char *mark = format("%s/imported", b->store);
+    char *mark = is_cli_format("%s/imported", b->store);
     bool is = access(mark, F_OK) == 0;
     free(mark);
     return is;
@@ -210,8 +198,8 @@ is_status is_bench_open(is_bench *b, const char *recipe, bool background, is_err
     b->recipe = recipe != NULL ? recipe : b->cli.recipe;
     char *model = is_cli_model_path(&b->cli);
     const char *slash = strrchr(model, '/');
-    b->store = format("%s/store %s %s%s", b->folder, slash != NULL ? slash + 1 : model,
-                      b->recipe != NULL ? b->recipe : IS_RECIPE_DEFAULT, b->undated ? " undated" : "");
+    b->store = is_cli_format("%s/store %s %s%s", b->folder, slash != NULL ? slash + 1 : model,
+                             b->recipe != NULL ? b->recipe : IS_RECIPE_DEFAULT, b->undated ? " undated" : "");
     free(model);
     if (!is_imported(b)) remove_folder(b->store); /* what an import that was cut short left */
     return open_store(b, background, err);
@@ -254,7 +242,7 @@ static bool on_fact(void *user, const is_scope *scope, const is_fact *fact)
 
 static is_status mark_imported(const is_bench *b, is_error *err)
 {
-    char *mark = format("%s/imported", b->store);
+    char *mark = is_cli_format("%s/imported", b->store);
     int fd = open(mark, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
     is_status status = fd >= 0 ? IS_OK : is_fail(err, IS_EIO, "cannot make %s: %s", mark, strerror(errno));
     if (fd >= 0) (void)close(fd);
@@ -300,7 +288,7 @@ is_status is_bench_reference(is_bench *b, const is_plan *plan, uint32_t n_last, 
     uint8_t fingerprint[16];
     size_t size = (size_t)n_last * engine->ops->vocab(engine) * sizeof *logits;
     engine->ops->fingerprint(engine, fingerprint);
-    char *path = format("%s/reference/%016llx", b->folder, (unsigned long long)hash_plan(plan, fingerprint));
+    char *path = is_cli_format("%s/reference/%016llx", b->folder, (unsigned long long)hash_plan(plan, fingerprint));
     FILE *file = fopen(path, "re");
     is_status status = IS_OK;
     bool known = file != NULL && fread(logits, 1, size, file) == size;
@@ -310,7 +298,7 @@ is_status is_bench_reference(is_bench *b, const is_plan *plan, uint32_t n_last, 
         is_run_stats stats;
         job.plan.inject = false;
         status = engine->ops->score(engine, &job, &stats, err);
-        char *folder = format("%s/reference", b->folder);
+        char *folder = is_cli_format("%s/reference", b->folder);
         (void)mkdir(folder, 0777);
         free(folder);
         file = status == IS_OK ? fopen(path, "we") : NULL; /* one that cannot be kept is computed again */

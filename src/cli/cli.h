@@ -109,7 +109,11 @@ _Noreturn void is_cli_no_memory(void);
 /* Flushes stdout.  The exit code: `code`, or IS_EXIT_FAILED when not all could be written. */
 int is_cli_end_output(int code);
 
-json_t *is_cli_json_text(const char *text); /* null for NULL; bytes that are not UTF-8 become '?' */
+char *is_cli_format(const char *text, ...) __attribute__((format(printf, 1, 2))); /* free() */
+
+json_t *is_cli_json_number(double v);                         /* null for what is not finite */
+double is_cli_number(const json_t *object, const char *name); /* of a member; 0 for what is none */
+json_t *is_cli_json_text(const char *text);                   /* null for NULL; bytes that are not UTF-8 become '?' */
 /* state: whether the list's states mean anything, that is, whether the store was opened with its chat model. */
 json_t *is_cli_json_facts(const is_fact_list *list, bool state);
 json_t *is_cli_json_answer(const is_answer *answer);              /* all but the facts */

@@ -113,11 +113,6 @@ static is_status encode(is_demo *demo, is_memory *memory, is_error *err)
 
 /* ------------------------------------------------------------ asking */
 
-static double number(const json_t *object, const char *name)
-{
-    return json_number_value(json_object_get(object, name));
-}
-
 static uint32_t count(const json_t *object, const char *name)
 {
     return (uint32_t)json_integer_value(json_object_get(object, name));
@@ -143,14 +138,14 @@ static is_answer *read_reply(const json_t *reply)
     answer->tokens_prefilled = count(memory, "tokens_prefilled");
     answer->tokens_generated = count(json_object_get(reply, "usage"), "completion_tokens");
     answer->inject_bytes = (uint64_t)json_integer_value(json_object_get(memory, "inject_bytes"));
-    answer->timing = (is_timing){.embed_ms = number(timing, "embed_ms"),
-                                 .rank_ms = number(timing, "rank_ms"),
-                                 .fetch_ms = number(timing, "fetch_ms"),
-                                 .inject_ms = number(timing, "inject_ms"),
-                                 .prefill_ms = number(timing, "prefill_ms"),
-                                 .queue_ms = number(timing, "queue_ms"),
-                                 .ttft_ms = number(timing, "ttft_ms"),
-                                 .total_ms = number(timing, "total_ms")};
+    answer->timing = (is_timing){.embed_ms = is_cli_number(timing, "embed_ms"),
+                                 .rank_ms = is_cli_number(timing, "rank_ms"),
+                                 .fetch_ms = is_cli_number(timing, "fetch_ms"),
+                                 .inject_ms = is_cli_number(timing, "inject_ms"),
+                                 .prefill_ms = is_cli_number(timing, "prefill_ms"),
+                                 .queue_ms = is_cli_number(timing, "queue_ms"),
+                                 .ttft_ms = is_cli_number(timing, "ttft_ms"),
+                                 .total_ms = is_cli_number(timing, "total_ms")};
     return answer;
 }
 

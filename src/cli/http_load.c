@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli.h"
+
 #define MAX_LINE    ((size_t)4 << 20) /* bytes of one event, or of a reply that is no stream */
 #define MAX_TRIES   1000
 #define POLL_MS     50
@@ -39,11 +41,6 @@ typedef struct loader {
 
 /* ------------------------------------------------------------ the stream */
 
-static double number(const json_t *object, const char *name)
-{
-    return json_number_value(json_object_get(object, name));
-}
-
 static uint32_t count(const json_t *object, const char *name)
 {
     json_int_t v = json_integer_value(json_object_get(object, name));
@@ -73,14 +70,14 @@ static void note_piece(talker *t)
 static void read_inferscale(is_load_answer *a, const json_t *usage, const json_t *memory)
 {
     const json_t *timing = json_object_get(memory, "timing");
-    double ttft = number(timing, "ttft_ms");
+    double ttft = is_cli_number(timing, "ttft_ms");
     a->tokens = count(usage, "completion_tokens");
     a->prompt_tokens = count(usage, "prompt_tokens");
     a->prefilled = count(memory, "tokens_prefilled");
-    a->search_ms = number(timing, "embed_ms") + number(timing, "rank_ms");
-    a->inject_ms = number(timing, "fetch_ms") + number(timing, "inject_ms");
-    a->prefill_ms = number(timing, "prefill_ms");
-    a->decode_ms = number(timing, "total_ms") - ttft - a->search_ms;
+    a->search_ms = is_cli_number(timing, "embed_ms") + is_cli_number(timing, "rank_ms");
+    a->inject_ms = is_cli_number(timing, "fetch_ms") + is_cli_number(timing, "inject_ms");
+    a->prefill_ms = is_cli_number(timing, "prefill_ms");
+    a->decode_ms = is_cli_number(timing, "total_ms") - ttft - a->search_ms;
     a->server_ttft_ms = a->search_ms + ttft;
 }
 
@@ -89,8 +86,8 @@ static void read_llama(is_load_answer *a, const json_t *event, const json_t *tim
     a->tokens = count(event, "tokens_predicted");
     a->prompt_tokens = count(event, "tokens_evaluated");
     a->prefilled = count(timings, "prompt_n");
-    a->prefill_ms = number(timings, "prompt_ms");
-    a->decode_ms = number(timings, "predicted_ms");
+    a->prefill_ms = is_cli_number(timings, "prompt_ms");
+    a->decode_ms = is_cli_number(timings, "predicted_ms");
     a->server_ttft_ms = a->prefill_ms;
 }
 

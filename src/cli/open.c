@@ -16,19 +16,6 @@
 
 /* ------------------------------------------------------------ paths */
 
-static char *format(const char *text, ...) __attribute__((format(printf, 1, 2)));
-
-static char *format(const char *text, ...)
-{
-    char *out = NULL;
-    va_list args;
-    va_start(args, text);
-    int n = vasprintf(&out, text, args);
-    va_end(args);
-    if (n < 0) is_cli_no_memory();
-    return out;
-}
-
 /* NULL when it is not set, or empty, which is as good. */
 static const char *environment(const char *name)
 {
@@ -45,19 +32,19 @@ static const char *home(void)
 char *is_cli_store_path(const is_cli *cli)
 {
     const char *store = cli->store != NULL ? cli->store : environment("INFERSCALE_STORE");
-    if (store != NULL) return format("%s", store);
+    if (store != NULL) return is_cli_format("%s", store);
     const char *data = environment("XDG_DATA_HOME");
-    return data != NULL ? format("%s/inferscale", data) : format("%s/.local/share/inferscale", home());
+    return data != NULL ? is_cli_format("%s/inferscale", data) : is_cli_format("%s/.local/share/inferscale", home());
 }
 
 /* The model that scripts/setup.sh left. */
 static char *setup_model(const char *file)
 {
     const char *cache = environment("INFERSCALE_CACHE");
-    if (cache != NULL) return format("%s/models/%s", cache, file);
+    if (cache != NULL) return is_cli_format("%s/models/%s", cache, file);
     cache = environment("XDG_CACHE_HOME");
-    return cache != NULL ? format("%s/inferscale/models/%s", cache, file)
-                         : format("%s/.cache/inferscale/models/%s", home(), file);
+    return cache != NULL ? is_cli_format("%s/inferscale/models/%s", cache, file)
+                         : is_cli_format("%s/.cache/inferscale/models/%s", home(), file);
 }
 
 static const char *named_model(const char *option, const char *variable)
@@ -68,13 +55,13 @@ static const char *named_model(const char *option, const char *variable)
 char *is_cli_model_path(const is_cli *cli)
 {
     const char *named = named_model(cli->model, "INFERSCALE_MODEL");
-    return named != NULL ? format("%s", named) : setup_model(CHAT_MODEL);
+    return named != NULL ? is_cli_format("%s", named) : setup_model(CHAT_MODEL);
 }
 
 char *is_cli_embedding_path(const is_cli *cli)
 {
     const char *named = named_model(cli->embedding_model, "INFERSCALE_EMBEDDING_MODEL");
-    return named != NULL ? format("%s", named) : setup_model(EMBEDDING_MODEL);
+    return named != NULL ? is_cli_format("%s", named) : setup_model(EMBEDDING_MODEL);
 }
 
 /* ------------------------------------------------------------ what must be there */

@@ -2,6 +2,7 @@
  * What the commands print: errors, JSON, facts, numbers for people.
  */
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -83,6 +84,26 @@ void is_cli_set(json_t *object, const char *name, json_t *value)
 void is_cli_append(json_t *array, json_t *value)
 {
     if (json_array_append_new(array, value) != 0) is_cli_no_memory();
+}
+
+char *is_cli_format(const char *text, ...)
+{
+    char *out = NULL;
+    va_list args;
+    va_start(args, text);
+    if (vasprintf(&out, text, args) < 0) is_cli_no_memory();
+    va_end(args);
+    return out;
+}
+
+json_t *is_cli_json_number(double v)
+{
+    return isfinite(v) ? json_real(v) : json_null();
+}
+
+double is_cli_number(const json_t *object, const char *name)
+{
+    return json_number_value(json_object_get(object, name));
 }
 
 json_t *is_cli_json_text(const char *text)
