@@ -19,21 +19,8 @@ trap '[ -z "$server" ] || kill "$server"; rm -rf "$work"' EXIT
 cd "$work" || exit 1
 export INFERSCALE_MODEL=$INFERSCALE_CHAT_MODEL HOME=$work/home
 unset XDG_CACHE_HOME XDG_DATA_HOME INFERSCALE_CACHE INFERSCALE_STORE
-passed=0
-failed=0
-
-is() {
-    local what=$1
-    shift
-    if "$@"; then
-        passed=$((passed + 1))
-        return
-    fi
-    failed=$((failed + 1))
-    printf 'FAILED: %s (%s)\n  exit %s\n' "$what" "$*" "${rc:-}"
-    sed 's/^/  stdout: /' out | tail -n 20
-    sed 's/^/  stderr: /' err | tail -n 20
-}
+# shellcheck source=tests/checks.sh
+source "$root/tests/checks.sh"
 
 # bench NAME OPTIONS...: output in out and err, the exit code in rc.
 bench() {
@@ -41,7 +28,6 @@ bench() {
     rc=$?
 }
 
-exits() { [ "$rc" -eq "$1" ]; }
 complains() { grep -qF -- "$1" err out; }
 # json CONDITION: of d, what was printed.
 json() { python3 "$root/tests/bench/check.py" out "$1" 2>>err; }

@@ -32,22 +32,8 @@ export HOME=$work/home
 unset XDG_CACHE_HOME XDG_DATA_HOME INFERSCALE_CACHE
 one=(--threads 1)
 
-passed=0
-failed=0
-
-# is WHAT CONDITION...: counts; the condition is a command.
-is() {
-    local what=$1
-    shift
-    if "$@"; then
-        passed=$((passed + 1))
-        return
-    fi
-    failed=$((failed + 1))
-    printf 'FAILED: %s (%s)\n  exit %s\n' "$what" "$*" "${rc:-}"
-    sed 's/^/  stdout: /' out | head -n 20
-    sed 's/^/  stderr: /' err | head -n 20
-}
+# shellcheck source=tests/checks.sh
+source "$root/tests/checks.sh"
 
 # run ARGUMENTS...: the program's output in the files out and err, its exit code in rc.
 run() {
@@ -55,7 +41,6 @@ run() {
     rc=$?
 }
 
-exits() { [ "$rc" -eq "$1" ]; }
 # shellcheck disable=SC2317 # these are called by name
 says() { grep -qF -- "$1" out; }
 # shellcheck disable=SC2317

@@ -351,14 +351,38 @@ STEPS = [step_status, step_add, step_search, step_edit, step_chat, step_stop, st
          step_forget_all, step_theme, step_keyboard, step_narrow]
 
 
-def browser(options):
+def browser(options, *arguments, logs=("browser",)):
+    """arguments: more of them for Chromium; logs: what is kept for get_log."""
     chrome = webdriver.ChromeOptions()
     chrome.binary_location = options.browser
     # --no-sandbox: tests run as root. --disable-dev-shm-usage: containers have a small /dev/shm.
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", *arguments):
         chrome.add_argument(argument)
-    chrome.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    chrome.set_capability("goog:loggingPrefs", dict.fromkeys(logs, "ALL"))
     return webdriver.Chrome(options=chrome, service=webdriver.ChromeService(options.driver))
+
+
+def run_steps(page, steps, checks):
+    """Takes the steps one after the other, each followed by all the checks, up to the first that fails. The exit code."""
+    passed = 0
+    for step in steps:
+        begun = time.monotonic()
+        try:
+            step(page)
+            for look in checks:
+                look()
+        except (Failed, WebDriverException, StopIteration) as error:
+            page.shot(f"failed-{step.__name__.removeprefix('step_')}")
+            why = str(error) or "no such element"
+            if not isinstance(error, Failed):
+                why = f"{type(error).__name__}: {why.splitlines()[0]}"
+            print(f"FAILED {step.__name__}: {step.__doc__}\n  {why}\n  screenshots in {page.folder}", file=sys.stderr)
+            break
+        passed += 1
+        print(f"ok {step.__name__.removeprefix('step_')} ({time.monotonic() - begun:.1f} s)", flush=True)
+    left = len(steps) - passed
+    print(f"{passed} passed, {min(left, 1)} failed, {max(left - 1, 0)} skipped")
+    return 0 if left == 0 else 1
 
 
 def main():
@@ -374,30 +398,12 @@ def main():
     options.folder.mkdir(parents=True, exist_ok=True)
 
     driver = browser(options)
-    page = Dashboard(driver, options)
-    passed = 0
     try:
+        page = Dashboard(driver, options)
         page.size(1360, 900)
-        for step in STEPS:
-            begun = time.monotonic()
-            try:
-                step(page)
-                page.check_console()
-            except (Failed, WebDriverException, StopIteration) as error:
-                page.shot(f"failed-{step.__name__.removeprefix('step_')}")
-                why = str(error) or "no such element"
-                if not isinstance(error, Failed):
-                    why = f"{type(error).__name__}: {why.splitlines()[0]}"
-                print(f"FAILED {step.__name__}: {step.__doc__}\n  {why}\n  screenshots in {options.folder}",
-                      file=sys.stderr)
-                break
-            passed += 1
-            print(f"ok {step.__name__.removeprefix('step_')} ({time.monotonic() - begun:.1f} s)", flush=True)
+        return run_steps(page, STEPS, [page.check_console])
     finally:
         driver.quit()
-    left = len(STEPS) - passed
-    print(f"{passed} passed, {min(left, 1)} failed, {max(left - 1, 0)} skipped")
-    return 0 if left == 0 else 1
 
 
 if __name__ == "__main__":

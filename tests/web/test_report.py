@@ -21,11 +21,9 @@ import sys
 import tempfile
 import time
 
-from selenium import webdriver
-from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 
-from dashboard import Failed, check
+from dashboard import browser, check, run_steps
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WIDTHS = (360, 520, 1000, 1400, 1600)
@@ -439,16 +437,6 @@ STEPS = [step_open, step_sections, step_figures, step_plots, step_tables, step_w
          step_strange]
 
 
-def browser(options):
-    chrome = webdriver.ChromeOptions()
-    chrome.binary_location = options.browser
-    # --no-sandbox: tests run as root. --disable-dev-shm-usage: containers have a small /dev/shm.
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
-        chrome.add_argument(argument)
-    chrome.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    return webdriver.Chrome(options=chrome, service=webdriver.ChromeService(options.driver))
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--folder", type=pathlib.Path, help="for the screenshots",
@@ -460,31 +448,12 @@ def main():
         parser.error("INFERSCALE_REPORT must be the path of a report.html")
     options.folder.mkdir(parents=True, exist_ok=True)
 
-    driver = browser(options)
-    page = Report(driver, pathlib.Path(os.environ["INFERSCALE_REPORT"]).resolve(), options.folder)
-    passed = 0
+    driver = browser(options, "--hide-scrollbars", logs=("browser", "performance"))
     try:
-        for step in STEPS:
-            begun = time.monotonic()
-            try:
-                step(page)
-                page.check_console()
-                page.check_network()
-            except (Failed, WebDriverException) as error:
-                page.shot(f"failed-{step.__name__.removeprefix('step_')}")
-                why = str(error)
-                if not isinstance(error, Failed):
-                    why = f"{type(error).__name__}: {why.splitlines()[0]}"
-                print(f"FAILED {step.__name__}: {step.__doc__}\n  {why}\n  screenshots in {options.folder}",
-                      file=sys.stderr)
-                break
-            passed += 1
-            print(f"ok {step.__name__.removeprefix('step_')} ({time.monotonic() - begun:.1f} s)", flush=True)
+        page = Report(driver, pathlib.Path(os.environ["INFERSCALE_REPORT"]).resolve(), options.folder)
+        return run_steps(page, STEPS, [page.check_console, page.check_network])
     finally:
         driver.quit()
-    left = len(STEPS) - passed
-    print(f"{passed} passed, {min(left, 1)} failed, {max(left - 1, 0)} skipped")
-    return 0 if left == 0 else 1
 
 
 if __name__ == "__main__":
