@@ -139,12 +139,14 @@ mkdir -p evaluation/steps
 for step in ttft throughput; do
     echo "{\"name\": \"$step\", \"command\": \"inferscale bench $step\", \"seconds\": 1, \"result\": $(cat "$root/bench/results/$step.json")}" >"evaluation/steps/$step.json"
 done
+python3 "$root/tests/bench/vllm_step.py" evaluation/steps
 bench locomo --data "$data" --out evaluation --json
 is 'locomo: exit code' exits 0
-is 'locomo: the steps' json '[s["name"] for s in d["steps"]] == ["ttft", "throughput", "recall", "fidelity", "answers", "encode"]'
-is 'locomo: commands name no folder' json 'all("/" not in s["command"] and "--work" not in s["command"] for s in d["steps"])'
+is 'locomo: the steps' json '[s["name"] for s in d["steps"]] == ["ttft", "ttft, vLLM", "throughput", "recall", "fidelity", "answers", "encode"]'
+is 'locomo: commands name no folder' json 'all("/" not in s["command"].removeprefix("bench/") and "--work" not in s["command"] for s in d["steps"])'
 is 'locomo: the paper' json 'd["paper"]["ttft"]["k"] == [5, 10, 20, 50]'
 is 'locomo: CSV' python3 "$root/tests/bench/check.py" evaluation/report.json 'csv("evaluation/fidelity.csv")[0]["recipe"] == "isolated" and len(csv("evaluation/answers.csv")) == 3'
+is 'locomo: CSV of both engines' python3 "$root/tests/bench/check.py" evaluation/report.json 'all(float(v["speedup"]) > 2 * float(o["speedup"]) for v, o in zip(csv("evaluation/ttft, vLLM.csv"), csv("evaluation/ttft.csv"), strict=True))'
 export INFERSCALE_REPORT=$work/evaluation/report.html
 "$INFERSCALE_TEST_VENV/bin/python" "$root/tests/web/test_report.py" --folder shots >out 2>err
 rc=$?

@@ -144,14 +144,21 @@ static json_t *now(void)
     return json_string(text);
 }
 
+static void read_step(json_t *list, const char *folder, const char *name)
+{
+    char path[4096];
+    (void)snprintf(path, sizeof path, "%s/steps/%s.json", folder, name);
+    json_t *step = json_load_file(path, 0, NULL);
+    if (step != NULL) is_cli_append(list, step);
+}
+
 static json_t *read_steps(const char *folder, const char *const *steps, size_t n)
 {
     json_t *list = json_array();
     for (size_t i = 0; i < n; i++) {
-        char path[4096];
-        (void)snprintf(path, sizeof path, "%s/steps/%s.json", folder, steps[i]);
-        json_t *step = json_load_file(path, 0, NULL);
-        if (step != NULL) is_cli_append(list, step);
+        read_step(list, folder, steps[i]);
+        /* The same on the other engine, which bench/vllm_ttft.py measures and puts there. */
+        if (strcmp(steps[i], "ttft") == 0) read_step(list, folder, "ttft, vLLM");
     }
     return list;
 }

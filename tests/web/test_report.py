@@ -43,7 +43,9 @@ FIGURES = {
                 "without_evidence"],
     "encode": ["recipe", "facts", "tokens", "bytes", "ms", "tokens_per_s", "cost_against_first"],
 }
-LISTS = {"adversarial": "answers"}  # where the list of a step is not named as the step is
+# Steps whose list is not named as the step is.
+LISTS = {"ttft, vLLM": "ttft", "adversarial": "answers"}
+FIGURES.update({step: FIGURES[name] for step, name in LISTS.items()})
 
 UNITS = {"": 1, "%": 0.01, "×": 1, "ms": 1, "s": 1000, "min": 60000, "h": 3600000, "bytes": 1, "KiB": 2**10,
          "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -231,7 +233,7 @@ def step_sections(page):
     sections = page.script("return [...document.querySelectorAll('section[data-step]')].map((section) => ({"
                            "name: section.dataset.step, id: section.id,"
                            "tables: section.querySelectorAll('table').length,"
-                           "command: section.querySelector('.made code').textContent}))")
+                           "command: section.querySelector('.made code').textContent, text: section.textContent}))")
     check(len(sections) == len(page.data["steps"]), "there are not as many sections as steps")
     for section, (_, step) in zip(sections, page.steps()):
         check(section["name"] == step["name"], f"step {step['name']} is out of its order")
@@ -239,12 +241,17 @@ def step_sections(page):
         lists = [v for v in (step["result"] or {}).values() if isinstance(v, list) and v and isinstance(v[0], dict)]
         check(section["tables"] > 0 or not lists, f"the section of {step['name']} has no table")
         check(f"#{section['id']}" in links, f"the contents do not lead to {step['name']}")
+        check(not step["name"].startswith("ttft") or page.all(f".tile[href='#{section['id']}']"),
+              f"no tile has a figure of {step['name']}")
+        engine = (step["result"] or {}).get("engine")
+        check(not engine or f"on {engine['name']} {engine['version']}" in section["text"],
+              f"{step['name']} does not name its engine")
 
 
 def step_figures(page):
     """The tables hold the data's figures, all of them."""
     shown = page.check_figures()
-    for name, keys in {**FIGURES, "adversarial": FIGURES["answers"]}.items():
+    for name, keys in FIGURES.items():
         rows, base = page.rows(name)
         for i, row in enumerate(rows):
             for key in keys:
@@ -273,14 +280,15 @@ def step_plots(page):
     check(plots, "there are no plots")
     check(len({plot["name"] for plot in plots}) == len(plots), "two plots have one name")
 
-    rows, _ = page.rows("ttft")
-    for key, series in (("prefill", ".s-text"), ("inject", ".s-inject")):
-        rows_of = [row for row in rows if row.get(f"{key}_ttft_ms")]
-        marks = page.marks("ttft", 0, series) if rows else []
-        check(len(marks) == len(rows_of), f"the plot of TTFT has {len(marks)} marks for {key}")
-        places = [(math.log(row[f"{key}_ttft_ms"]), mark["y"]) for row, mark in zip(rows_of, marks)]
-        check_straight(places, f"the marks of {key}")
-        check_straight([(row["k"], mark["x"]) for row, mark in zip(rows_of, marks)], f"the places of {key} over k")
+    for name in ("ttft", "ttft, vLLM"):
+        rows, _ = page.rows(name)
+        for key, series in (("prefill", ".s-text"), ("inject", ".s-inject")):
+            rows_of = [row for row in rows if row.get(f"{key}_ttft_ms")]
+            marks = page.marks(name, 0, series) if rows else []
+            check(len(marks) == len(rows_of), f"the plot of {name} has {len(marks)} marks for {key}")
+            places = [(math.log(row[f"{key}_ttft_ms"]), mark["y"]) for row, mark in zip(rows_of, marks)]
+            check_straight(places, f"{name}: the marks of {key}")
+            check_straight([(row["k"], mark["x"]) for row, mark in zip(rows_of, marks)], f"{name}: {key} over k")
 
     rows, _ = page.rows("fidelity")
     marks = page.marks("fidelity", 0) if rows else []

@@ -373,8 +373,14 @@ const WAYS = [
     words: "all of the memory is in the cache already: the floor, which injection cannot go below" },
 ];
 
-function ttft(result, base) {
-  const rows = result.ttft, past = result.history, at = (i, name) => join(base, "ttft", i, name);
+/* result.engine: another program, which InferScale stands in front of. */
+const engineOf = (result) => result.engine ? `${result.engine.name} ${plain(result.engine.version)}`
+  : `llama.cpp ${plain(result.llama_cpp)}`;
+
+function ttft(result, base, name) {
+  const rows = result.ttft, past = result.history, at = (i, key) => join(base, "ttft", i, key);
+  const on = result.engine ? ` on ${result.engine.name}` : "";
+  const apart = rows.some((row) => isNumber(row.fetch_ms)); // else one call fetches and writes
   const here = WAYS.filter((way) => rows.some((row) => isNumber(row[`${way.key}_ttft_ms`])));
   const series = here.map((way) => ({
     ...way,
@@ -388,16 +394,18 @@ function ttft(result, base) {
   const overall = (what) => rows.map((row, i) => [figure(at(i, "k")), ...here.map((way) => times_(i, way.key, what))]);
   return [
     h("p", null, "How long a user waits for the first token of the answer, over the number of facts in the prompt ",
-      "(k). The same prompt is run in several ways by turns, on one engine. Lower is better, and each line of the ",
-      "scale’s grid is about twice the one below."),
+      `(k), on ${engineOf(result)}. The same prompt is run in several ways by turns. Lower is better, and each line of `,
+      "the scale’s grid is about twice the one below."),
+    result.engine && h("p", null, "Times are a client’s, over HTTP through InferScale’s server in front of ",
+      `${result.engine.name}, whose prefix cache keeps whole blocks: of a header shorter than one it has nothing.`),
     ways(here.map((way) => [way.mark, way.name, way.words])),
-    card(false, plot("Time to first token over k: p50, with whiskers to p95; log scale", series, (width) =>
+    card(false, plot(`Time to first token over k${on}: p50, with whiskers to p95; log scale`, series, (width) =>
       curves(width, series, {
         x: "facts in the prompt (k)", y: "time to first token", log: true, tick: tickMs, dodge: 3,
         rule: past && { y: past.ttft_ms, name: `the whole conversation as text: ${ms(past.ttft_ms)}` },
       }))),
-    table("Time to first token: p50, and p95 below it", ["k", "tokens of memory", ...here.map((way) => way.name),
-      "injected is sooner", "over the floor"], rows.map((row, i) => [
+    table(`Time to first token${on}: p50, and p95 below it`, ["k", "tokens of memory",
+      ...here.map((way) => way.name), "injected is sooner", "over the floor"], rows.map((row, i) => [
       figure(at(i, "k")), figure(at(i, "memory_tokens"), count), ...here.map((way) => times_(i, way.key, "ttft")),
       figure(at(i, "speedup"), times), figure(at(i, "overhead"), signedPercent)])),
     past && h("p", null, "With the whole conversation in place of the facts, the first token came after ",
@@ -407,19 +415,20 @@ function ttft(result, base) {
         figure(join(base, "history", "conversation_tokens"), count), ", for more do not fit into the context"], "."),
     isNumber(result.first_inject_ttft_ms) && h("p", null, "The first injected request after a start took ",
       figure(join(base, "first_inject_ttft_ms"), ms), "."),
-    paper.ttft && paperTtft(),
+    paper.ttft && name === "ttft" && paperTtft(),
     h("h3", null, "From the question to the first token"),
     h("p", null, "The same with the search for the facts in it: the question’s embedding, and the ranking of the ",
       "user’s facts."),
-    table("Query to first token, search included: p50, and p95 below it",
+    table(`Query to first token${on}, search included: p50, and p95 below it`,
       ["k", ...here.map((way) => way.name), "the search"],
       overall("query").map((row, i) => [...row, figure(at(i, "retrieval_ms"), ms)])),
     h("h3", null, "What injection takes of it"),
     h("p", null, "Fetching the facts’ rows, turning them to their places and writing them, beside a plain copy of as ",
       "many bytes by memcpy."),
-    table("Cost of injection itself, p50", ["k", "bytes written", "fetching", "turning and writing", "GB/s",
-      "memcpy, GB/s", "of memcpy’s time"], rows.map((row, i) => [
-      figure(at(i, "k")), figure(at(i, "inject_bytes"), bytes), figure(at(i, "fetch_ms"), ms),
+    table(`Cost of injection itself${on}, p50`, ["k", "bytes written",
+      ...(apart ? ["fetching", "turning and writing"] : ["fetching, turning and writing"]), "GB/s", "memcpy, GB/s",
+      "of memcpy’s time"], rows.map((row, i) => [
+      figure(at(i, "k")), figure(at(i, "inject_bytes"), bytes), ...(apart ? [figure(at(i, "fetch_ms"), ms)] : []),
       figure(at(i, "inject_ms"), ms), figure(at(i, "inject_gb_s"), rate), figure(at(i, "memcpy_gb_s"), rate),
       figure(at(i, "inject_over_memcpy"), times)])),
   ];
@@ -809,7 +818,8 @@ function generic(result, base, name) {
 const TILES = {
   ttft(result, base) {
     const i = result.ttft.length - 1, row = result.ttft[i], at = (name) => join(base, "ttft", i, name);
-    return { name: "Time to first token", figure: [figure(at("speedup"), times), h("small", null, " sooner")],
+    return { name: result.engine ? `Time to first token, ${result.engine.name}` : "Time to first token",
+      figure: [figure(at("speedup"), times), h("small", null, " sooner")],
       note: [figure(at("inject_ttft_ms"), ms), " injected, ", figure(at("prefill_ttft_ms"), ms),
         ` prefilled; ${plural(row.k, "fact")} in the prompt`] };
   },
@@ -855,6 +865,7 @@ const TILES = {
       note: [`for ${count(row.facts)} facts; encoding takes ${ms(row.ms / row.facts)} a fact, once (${row.recipe})`] };
   },
 };
+TILES["ttft, vLLM"] = TILES.ttft;
 
 /* ------------------------------------------------------------------------------------------------------------- page */
 
@@ -907,7 +918,8 @@ function section(step, i, first) {
   return h("section", { id, "data-step": step.name, "aria-labelledby": `${id}-title` },
     h("h2", { id: `${id}-title` }, title), body,
     other.length > 0 && h("p.note", null, `This step was run with another ${other.join(", ")} than the first: `
-      + `${plain(step.result.model)}, InferScale ${plain(step.result.version)}, ${plain(step.result.fingerprint)}.`),
+      + `${plain(step.result.model)}, ${engineOf(step.result)}, InferScale ${plain(step.result.version)}, `
+      + `${plain(step.result.fingerprint)}.`),
     h("div.made", null,
       h("p", null, "Measured in ", figure(join("/steps", i, "seconds"), duration), " by this command:"),
       h("pre", null, h("code", { "data-path": join("/steps", i, "command") }, words(step.command)))));
@@ -926,7 +938,7 @@ function aboutRun(first) {
     item("InferScale", "version ", plain(first.version || data.version)),
     item("Machine", plain(machine.cpu), `, ${plural(machine.cores, "core")}, `, bytes(machine.memory_bytes)),
     item("Model", plain(first.model)),
-    item("Engine", "llama.cpp ", plain(first.llama_cpp), `, ${plural(first.threads, "thread")}`),
+    item("Engine", engineOf(first), `, ${plural(first.threads, "thread")}`),
     item("Data", named ? h("code", null, named[1]) : "the sample conversation that comes with InferScale"),
     item("Time of all steps", duration(total)),
     item("Fingerprint of model and engine", h("code", null, plain(first.fingerprint))),
