@@ -4,6 +4,7 @@
 #   make test    install, fetch, build, and pass every test
 #   make test-vllm  install vLLM for the CPU, and pass the tests of its connector
 #   make lint    formatting, clang's warnings, clang-tidy
+#   make cuda    compile the part for NVIDIA's GPUs, and say what its kernels take; no GPU is needed
 #   make bench   a short evaluation with its report, build/evaluation/report.html; LOCOMO=FILE: of LoCoMo's data
 #   make         build build/inferscale with what is installed already
 #   make wheel   build/wheel/inferscale_vllm-*.whl, the connector for vLLM with its library
@@ -17,6 +18,7 @@ B       := build/$(VARIANT)
 
 -include build/models.mk # CHAT_MODEL, EMBED_MODEL
 -include build/vllm.mk   # VLLM_VENV
+-include build/cuda.mk   # CUDA_DIR: CUDA's compiler and libraries
 -include build/engine.mk # ENGINE_DIR: where scripts/setup.sh put the engine (headers in include, libraries in lib)
 
 clang_variants := fuzz clang
@@ -44,14 +46,19 @@ CXX_SRC  := $(wildcard src/engine/*/*.cpp)
 CLI_SRC  := $(wildcard src/cli/*.c)
 TEST_SRC := $(wildcard tests/test_*.c tests/crash_*.c)
 FUZZ_SRC := $(wildcard tests/fuzz_*.c)
+# The device's host side is in the library only where there is CUDA; its tests bring a device of their own.
+CUDA_SRC := $(wildcard src/cuda/*.c)
+CUDA_KERNELS := $(wildcard src/cuda/*.cu)
+FAKE_SRC := $(wildcard tests/cuda/*.c)
 LIB_OBJ  := $(LIB_SRC:%.c=$(B)/%.o) $(CXX_SRC:%.cpp=$(B)/%.o) $(B)/src/server/files.o
+FAKE_OBJ := $(CUDA_SRC:%.c=$(B)/%.o) $(FAKE_SRC:%.c=$(B)/%.o)
 CLI_OBJ  := $(CLI_SRC:%.c=$(B)/%.o) $(B)/src/cli/report.o
 
 TESTS      := $(TEST_SRC:%.c=%)
-TSAN_TESTS := $(filter tests/test_scan tests/test_connector tests/test_store_parts tests/test_retrieve tests/test_store_chunks tests/test_engine_serve tests/test_sampling tests/test_memory tests/test_memory_change tests/test_conversation,$(TESTS))
+TSAN_TESTS := $(filter tests/test_scan tests/test_cuda_pool tests/test_cuda_pool_stress tests/test_cuda_scan tests/test_connector tests/test_store_parts tests/test_retrieve tests/test_store_chunks tests/test_engine_serve tests/test_sampling tests/test_memory tests/test_memory_change tests/test_conversation,$(TESTS))
 PROGRAMS   := $(TESTS:%=build/asan/%) $(TESTS:%=build/release/%) $(TSAN_TESTS:%=build/tsan/%) $(FUZZ_SRC:%.c=build/fuzz/%)
 
-.PHONY: all build/libinferscale-connector.so wheel install demo test test-vllm check bench setup setup-test lint format clean tests-of-variant
+.PHONY: all cuda cuda-build build/libinferscale-connector.so wheel install demo test test-vllm check bench setup setup-test lint format clean tests-of-variant
 .SECONDARY:
 
 all: build/inferscale
@@ -126,6 +133,30 @@ build/libinferscale-connector.so:
 build/shared/libinferscale-connector.so: $(CONNECTOR_SRC:%.c=build/shared/%.o)
 	@$(CC) -shared -pthread -o $@ $^ -ljansson -lxxhash -lm
 
+# For NVIDIA's GPUs.  Where CUDA is installed, `make cuda-build` takes it as it is.
+CUDA_DIR   ?= $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v nvcc)))
+CUDA_ARCHS ?= 80 90 100 120
+NVFLAGS    := -std=c++17 -O3 -lineinfo -Iinclude -Isrc -Werror all-warnings \
+              -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra,-Wno-missing-field-initializers \
+              $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$a,code=sm_$a)
+
+cuda:
+	@scripts/setup.sh --cuda
+	@$(MAKE) --no-print-directory cuda-build
+	@scripts/cuda_resources.sh $(CUDA_KERNELS:%.cu=build/cuda/%.o)
+
+cuda-build: $(CUDA_KERNELS:%.cu=build/cuda/%.o)
+	@$(MAKE) --no-print-directory VARIANT=shared build/cuda/libinferscale-cuda.a
+
+build/cuda/libinferscale-cuda.a: $(CUDA_SRC:%.c=build/shared/%.o) $(CUDA_KERNELS:%.cu=build/cuda/%.o)
+	@rm -f $@ && $(AR) rcs $@ $^
+
+build/cuda/%.o: %.cu $(wildcard src/cuda/*.h) $(wildcard build/cuda.mk)
+	@test -x '$(CUDA_DIR)/bin/nvcc' || { echo 'there is no nvcc; run make cuda or scripts/setup.sh --cuda first'; exit 1; }
+	@mkdir -p $(@D)
+	@echo "  cuda $<"
+	@$(CUDA_DIR)/bin/nvcc $(NVFLAGS) -c -o $@ $<
+
 # With what is there already: no network.
 wheel: build/libinferscale-connector.so
 	@rm -rf build/wheel
@@ -163,8 +194,14 @@ $(B)/examples/%: $(B)/examples/%.o $(B)/libinferscale.a
 $(B)/tests/fuzz_%: $(B)/tests/fuzz_%.o $(B)/libinferscale.a
 	@$(CC) $(LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LDLIBS)
 
+$(patsubst %.c,$(B)/%,$(wildcard tests/test_cuda_*.c)): %: %.o $(FAKE_OBJ) $(B)/libinferscale.a
+	@$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LDLIBS)
+
 $(B)/tests/%: $(B)/tests/%.o $(B)/libinferscale.a
 	@$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LDLIBS)
+
+$(B)/tests/test_cuda_scan: LDFLAGS += -Wl,--wrap=is_cuda_free,--wrap=is_cuda_host_malloc # to see what is left
+$(B)/tests/%.o: CFLAGS += -Itests
 
 # What one instruction set needs is compiled with its flags in a file of its own.
 ifeq ($(shell uname -m),x86_64)
@@ -172,7 +209,7 @@ $(B)/src/%_avx2.o: CFLAGS += -mavx2 -mf16c -mfma
 $(B)/src/%_avx512.o: CFLAGS += -mavx512f -mavx512bw -mavx512vl -mavx512dq -mf16c -mfma
 endif
 
-FORMATTED := $(wildcard include/*.h src/*/*.[ch] src/*/*/*.[ch] src/*/*/*.cpp tests/*.[ch] scripts/*.c examples/*.c)
+FORMATTED := $(wildcard include/*.h src/*/*.[ch] src/*/*.cu src/*/*/*.[ch] src/*/*/*.cpp tests/*.[ch] tests/cuda/*.[ch] scripts/*.c examples/*.c)
 
 format:
 	clang-format -i $(FORMATTED)
@@ -180,10 +217,10 @@ format:
 lint:
 	clang-format --dry-run -Werror $(FORMATTED)
 	@$(MAKE) --no-print-directory VARIANT=clang build/clang/inferscale $(TESTS:%=build/clang/%)
-	printf '%s\n' $(LIB_SRC) $(CLI_SRC) | xargs -P $(shell nproc) -I FILE clang-tidy --quiet FILE -- $(BASE) 2>build/tidy.log
+	printf '%s\n' $(LIB_SRC) $(CUDA_SRC) $(CLI_SRC) | xargs -P $(shell nproc) -I FILE clang-tidy --quiet FILE -- $(BASE) 2>build/tidy.log
 	clang-tidy --quiet $(CXX_SRC) -- $(CXXBASE) 2>>build/tidy.log
 
 clean:
-	rm -rf build/release build/asan build/tsan build/fuzz build/clang build/shared build/wheel build/inferscale build/libinferscale-connector.so
+	rm -rf build/release build/asan build/tsan build/fuzz build/clang build/shared build/cuda build/wheel build/inferscale build/libinferscale-connector.so
 
--include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(wildcard $(B)/tests/*.d)
+-include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(FAKE_OBJ:.o=.d) $(wildcard $(B)/tests/*.d)

@@ -6,17 +6,20 @@
 #     scripts/setup.sh --test    also what the tests need
 #     scripts/setup.sh --peer    also llama.cpp's own server, for `inferscale bench throughput` to compare with
 #     scripts/setup.sh --bench   also larger models to measure with, 1.6 GB
+#     scripts/setup.sh --cuda    also what `make cuda` compiles with, 0.9 GB; no GPU is needed
 #
 # Whatever is fetched or built lies in the cache folder, $INFERSCALE_CACHE or ~/.cache/inferscale, and serves every
 # checkout:
 #
 #     venv/              Python with the packages of requirements.txt
 #     venv-test/         Python with the packages of tests/requirements.txt
+#     venv-cuda/         CUDA's compiler and libraries, which come as Python packages
 #     engine/KEY/        include/, lib/, VERSION; KEY names version, build flags and this processor's features
 #     peer/KEY/          llama-server
 #     models/NAME.gguf   and NAME.gguf.from, which says what it was made from
 #
-# The checkout gets build/engine.mk, build/models.mk and, with --peer, build/peer.mk, which name these places.
+# The checkout gets build/engine.mk, build/models.mk and, with --peer, --vllm or --cuda, build/peer.mk, build/vllm.mk or
+# build/cuda.mk, which name these places.
 #
 # Everything that is fetched is pinned by its SHA-256. A thing is made in a temporary folder and renamed into its place
 # when it is whole, so a run that is cut short leaves nothing that looks finished. What is in its place already is left
@@ -371,13 +374,15 @@ test=
 with_peer=
 with_vllm=
 with_bench=
+with_cuda=
 for option; do
     case $option in
     --test) test=yes ;;
     --peer) with_peer=yes ;;
     --vllm) with_vllm=yes ;;
     --bench) with_bench=yes ;;
-    *) die "usage: scripts/setup.sh [--test] [--peer] [--vllm] [--bench]" ;;
+    --cuda) with_cuda=yes ;;
+    *) die "usage: scripts/setup.sh [--test] [--peer] [--vllm] [--bench] [--cuda]" ;;
     esac
 done
 if [ $test ]; then
@@ -412,8 +417,11 @@ make_embedding_model
 [ ! $with_peer ] || make_peer
 [ ! $with_vllm ] || make_venv "$cache/venv-vllm" "$root/tests/vllm/requirements.txt"
 [ ! $with_vllm ] || make_hf_model
+[ ! $with_cuda ] || make_venv "$cache/venv-cuda" "$root/scripts/requirements-cuda.txt"
 
 printf 'ENGINE_DIR := %s\n' "$engine" | write_if_changed "$root/build/engine.mk"
+[ ! $with_cuda ] || printf 'CUDA_DIR := %s\n' "$cache"/venv-cuda/lib/python3*/site-packages/nvidia/cu13 |
+    write_if_changed "$root/build/cuda.mk"
 [ ! $with_peer ] || printf 'PEER_SERVER := %s\n' "$peer/llama-server" | write_if_changed "$root/build/peer.mk"
 [ ! $with_vllm ] || printf 'VLLM_VENV := %s\nHF_MODEL := %s\n' "$cache/venv-vllm" "$models/$HF_MODEL" |
     write_if_changed "$root/build/vllm.mk"

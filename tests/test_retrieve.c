@@ -342,12 +342,15 @@ static void test_drop(void **state)
     memcpy(copy, view.rows, sizeof copy);
     uint64_t bytes = is_vectors_bytes(vectors);
 
+    assert_true(view.series != 0 && is_vectors_current(&view));
     forget(f, &f->m, 40);
     is_vectors_drop(vectors, f->m.scope);
+    assert_false(is_vectors_current(&view));
     assert_int_equal(is_vectors_bytes(vectors), bytes);
     add(f, &f->m, 3, true);
     check_status(f, is_vectors_acquire(vectors, f->m.scope, &late, &f->err));
     assert_int_equal(late.n, 102);
+    assert_true(late.series != view.series);
     assert_memory_equal(view.rows, copy, sizeof copy);
     for (size_t i = 0; i < late.n; i++) assert_int_equal(late.ids[i], f->m.ids[i]);
     size_t before = atomic_load(&wiped);
@@ -374,6 +377,7 @@ static void test_view_stays(void **state)
     check_status(f, is_vectors_new(f->store, EMBEDDER, DIM, 1 << 20, &vectors, &f->err));
     add(f, &f->m, 10, true);
     is_vectors_view view = view_now(f, vectors);
+    uint64_t series = view.series;
     is_vectors_release(vectors, &view);
     add(f, &f->m, 1, true);
     is_vectors_view first = view_now(f, vectors);
@@ -393,6 +397,11 @@ static void test_view_stays(void **state)
     assert_int_equal(second.ids[11], f->m.ids[12]);
     assert_int_equal(second.rows[11 * DIM], is_f32_to_f16(f->m.vectors[12][0]));
     assert_memory_equal(third.rows + 11 * DIM, row, sizeof row);
+    assert_int_equal(first.series, series); /* also where rows moved */
+    assert_int_equal(second.series, series);
+    assert_true(third.series != series);
+    assert_false(is_vectors_current(&second));
+    assert_true(is_vectors_current(&third));
     is_vectors_release(vectors, &second);
     is_vectors_release(vectors, &first);
     is_vectors_release(vectors, &third);

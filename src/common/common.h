@@ -11,6 +11,10 @@
 
 #include "inferscale.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Fills err (may be NULL). */
 void is_error_set(is_error *err, is_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
@@ -47,5 +51,9 @@ static inline size_t is_align_up(size_t n, size_t align)
 {
     return (n + align - 1) & ~(align - 1);
 }
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -41,6 +41,7 @@ typedef struct is_vectors_entry {
     pthread_mutex_t sync;
     bool loaded;
     uint64_t any, removed; /* the store's generations that the rows are of */
+    uint64_t series;       /* another one whenever rows are not just appended; 0: none yet */
     block *block;          /* NULL: no rows */
     size_t n;
     size_t n_solid; /* the first rows, up to the id solid: no fact up to it is without a row */
@@ -53,6 +54,7 @@ struct is_vectors {
     uint32_t dim;
     uint64_t limit;
     atomic_uint_fast64_t bytes;
+    atomic_uint_fast64_t series; /* the last one that an entry got */
     pthread_mutex_t mutex;
     entry *buckets[N_BUCKETS];
     entry *newest, *oldest;
@@ -131,6 +133,7 @@ static void entry_clear(is_vectors *v, entry *e)
     e->block = NULL;
     e->n = e->n_solid = 0;
     e->solid = 0;
+    e->series = 0;
     e->loaded = false;
 }
 
@@ -160,6 +163,7 @@ static is_status entry_extend(is_vectors *v, entry *e, int64_t *ids, uint16_t *r
     if (to == NULL && n > 0)
         return is_fail(err, IS_ENOMEM,
                        "no memory for %zu vectors of %u dimensions; forget facts or give the process more", n, v->dim);
+    if (keep < e->n || e->series == 0) e->series = atomic_fetch_add(&v->series, 1) + 1;
     block_unref(v, e->block);
     e->block = to;
     e->n = n;
@@ -348,6 +352,7 @@ is_status is_vectors_acquire(is_vectors *v, int64_t scope, is_vectors_view *view
         *view = (is_vectors_view){.ids = e->block ? e->block->ids : NULL,
                                   .rows = e->block ? e->block->rows : NULL,
                                   .n = e->n,
+                                  .series = e->series,
                                   .entry = e,
                                   .block = e->block};
     }
@@ -361,6 +366,15 @@ void is_vectors_release(is_vectors *v, is_vectors_view *view)
     block_unref(v, view->block);
     unpin(v, view->entry);
     *view = (is_vectors_view){0};
+}
+
+bool is_vectors_current(const is_vectors_view *view)
+{
+    entry *e = view->entry;
+    pthread_mutex_lock(&e->sync);
+    bool current = e->series == view->series;
+    pthread_mutex_unlock(&e->sync);
+    return current;
 }
 
 void is_vectors_drop(is_vectors *v, int64_t scope)

@@ -18,6 +18,7 @@ typedef struct is_vectors_view {
     const int64_t *ids;   /* [n] rising */
     const uint16_t *rows; /* [n][dim] f16, 64-byte aligned */
     size_t n;
+    uint64_t series; /* of two views with the same one, the smaller shows the first rows of the larger; never 0 */
     struct is_vectors_entry *entry;
     struct is_vectors_block *block;
 } is_vectors_view;
@@ -31,6 +32,9 @@ void is_vectors_free(is_vectors *vectors);
 /* The scope as the store has it now.  *view: is_vectors_release. */
 is_status is_vectors_acquire(is_vectors *vectors, int64_t scope, is_vectors_view *view, is_error *err);
 void is_vectors_release(is_vectors *vectors, is_vectors_view *view);
+
+/* Whether the cache still goes on from this view, which is held: no fact of it was seen to be gone or changed. */
+bool is_vectors_current(const is_vectors_view *view);
 
 /* Gives the scope's matrix up, as soon as nobody has a view of it. */
 void is_vectors_drop(is_vectors *vectors, int64_t scope);
