@@ -55,7 +55,7 @@ FAKE_OBJ := $(CUDA_SRC:%.c=$(B)/%.o) $(FAKE_SRC:%.c=$(B)/%.o)
 CLI_OBJ  := $(CLI_SRC:%.c=$(B)/%.o) $(B)/src/cli/report.o
 
 TESTS      := $(TEST_SRC:%.c=%)
-TSAN_TESTS := $(filter tests/test_scan tests/test_cuda_pool tests/test_cuda_pool_stress tests/test_cuda_scan tests/test_connector tests/test_store_parts tests/test_retrieve tests/test_store_chunks tests/test_engine_serve tests/test_sampling tests/test_memory tests/test_memory_change tests/test_conversation,$(TESTS))
+TSAN_TESTS := $(filter tests/test_scan tests/test_cuda_pool tests/test_cuda_pool_stress tests/test_cuda_scan tests/test_cuda_connector tests/test_connector tests/test_store_parts tests/test_retrieve tests/test_store_chunks tests/test_engine_serve tests/test_sampling tests/test_memory tests/test_memory_change tests/test_conversation,$(TESTS))
 PROGRAMS   := $(TESTS:%=build/asan/%) $(TESTS:%=build/release/%) $(TSAN_TESTS:%=build/tsan/%) $(FUZZ_SRC:%.c=build/fuzz/%)
 
 .PHONY: all cuda cuda-build build/libinferscale-connector.so wheel install demo test test-vllm check bench setup setup-test lint format clean tests-of-variant
@@ -146,7 +146,14 @@ cuda:
 	@scripts/cuda_resources.sh $(CUDA_KERNELS:%.cu=build/cuda/%.o)
 
 cuda-build: $(CUDA_KERNELS:%.cu=build/cuda/%.o)
-	@$(MAKE) --no-print-directory VARIANT=shared build/cuda/libinferscale-cuda.a
+	@$(MAKE) --no-print-directory VARIANT=shared build/cuda/libinferscale-connector.so
+
+# The same as without CUDA, and the way into caches on a GPU; CUDA's own runtime is in it.
+CUDA_LINK := -L$(CUDA_DIR)/lib -L$(CUDA_DIR)/lib64 -lcudart_static -ldl -lrt
+
+build/cuda/libinferscale-connector.so: $(CONNECTOR_SRC:%.c=build/shared/%.o) build/shared/src/cuda/connector.o \
+        build/cuda/libinferscale-cuda.a
+	@$(CXX) -shared -pthread -Wl,--exclude-libs,ALL -o $@ $^ -ljansson -lxxhash -lm $(CUDA_LINK)
 
 build/cuda/libinferscale-cuda.a: $(CUDA_SRC:%.c=build/shared/%.o) $(CUDA_KERNELS:%.cu=build/cuda/%.o)
 	@rm -f $@ && $(AR) rcs $@ $^

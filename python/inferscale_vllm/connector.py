@@ -10,7 +10,8 @@ A request says in kv_transfer_params["inferscale"] what it wants:
           the response's kv_transfer_params say what a planner of prompts must know, see describe.py
 
 The scheduler's side counts how many tokens can be injected; only whole blocks are, and at least one token is always
-left to compute. The worker's side has one call in C for all layers of a request. A chunk that is missing, broken, of
+left to compute. The worker's side has one call in C for all layers of a request; on a GPU the requests of
+a step are then written at once, layer by layer, while the engine computes the layers before. A chunk that is missing, broken, of
 other tokens or of another model makes vLLM compute its tokens: the blocks are reported as not loaded.
 """
 
@@ -19,6 +20,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vllm.config import CUDAGraphMode
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1, KVConnectorHandshakeMetadata, KVConnectorMetadata,
                                                                KVConnectorRole)
 from vllm.logger import init_logger
@@ -207,18 +209,26 @@ class InferScaleConnector(KVConnectorBase_V1):
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         if not self.has_connector_metadata():
             return
-        for load in self._get_connector_metadata().loads:
-            begun = time.perf_counter()
-            loaded, why = self._worker.load(load)
-            seconds = time.perf_counter() - begun
-            if loaded < load.end:
-                size = self._block_size
-                self._failed_blocks.update(load.blocks[loaded // size:-(-load.end // size)])
-                loaded = max(loaded // size * size, load.begin)
-                self._stats.add(failed_loads=1, failed_load_tokens=load.end - loaded)
-                logger.warning("request %s: tokens from %d on are computed: %s", load.request_id, loaded, why)
-            self._count_once(injected_tokens=loaded - load.begin, inject_seconds=seconds)
-            logger.debug("request %s: %d tokens injected in %.1f ms", load.request_id, loaded - load.begin, seconds * 1e3)
+        self._worker.begin()
+        loads = self._get_connector_metadata().loads
+        if not loads:
+            return
+        begun = time.perf_counter()
+        results = [(load, *self._worker.load(load)) for load in loads]
+        # A graph of the whole step has no place where a layer could be waited for.
+        failure = self._worker.start(by_layer=forward_context.cudagraph_runtime_mode != CUDAGraphMode.FULL)
+        self._count_once(inject_seconds=time.perf_counter() - begun)
+        for load, loaded, why in results:
+            self._take_result(load, load.begin if failure else loaded, failure or why)
+
+    def _take_result(self, load: Load, loaded: int, why: str) -> None:
+        if loaded < load.end:
+            size = self._block_size
+            self._failed_blocks.update(load.blocks[loaded // size:-(-load.end // size)])
+            loaded = max(loaded // size * size, load.begin)
+            self._stats.add(failed_loads=1, failed_load_tokens=load.end - loaded)
+            logger.warning("request %s: tokens from %d on are computed: %s", load.request_id, loaded, why)
+        self._count_once(injected_tokens=loaded - load.begin)
 
     def _count_once(self, **counts) -> None:
         """What all ranks do alike; what goes wrong is counted wherever it does."""
@@ -226,7 +236,7 @@ class InferScaleConnector(KVConnectorBase_V1):
             self._stats.add(**counts)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        pass
+        self._worker.wait(layer_name)
 
     def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs: Any) -> None:
         pass

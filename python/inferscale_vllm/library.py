@@ -36,6 +36,11 @@ class Library:
         so.is_connector_ready.argtypes = [text, u32, text, u32]
         so.is_connector_ready.restype = u32
         so.is_connector_rotate.argtypes = [p, p, u32, i64, text]
+        so.is_connector_device.argtypes = [p, u32, u64, text]
+        so.is_connector_stream.argtypes = [p, p]
+        so.is_connector_stream.restype = None
+        so.is_connector_start.argtypes = [p, text]
+        so.is_connector_wait.argtypes = [p, u32, text]
 
     def ready(self, folder: str, world: int, keys: bytes, n: int) -> int:
         """How many of the chunks are there, from the first on."""
@@ -83,3 +88,19 @@ class Handle:
     def rotate(self, address: int, n: int, shift: int):
         """[n][width] f32 rows at this address, in place."""
         self._check(self._so.is_connector_rotate(self._handle, address, n, shift, self._text))
+
+    def device(self, number: int, budget: int):
+        """The caches are on this CUDA device, and so are chunks, in `budget` bytes."""
+        self._check(self._so.is_connector_device(self._handle, number, budget, self._text))
+
+    def stream(self, address: int):
+        """The engine's CUDA stream from now on."""
+        self._so.is_connector_stream(self._handle, address)
+
+    def start(self):
+        """On a device: writes what was loaded since the last time."""
+        self._check(self._so.is_connector_start(self._handle, self._text))
+
+    def wait(self, layer: int):
+        """On a device: the engine's stream waits until this layer and those below are written."""
+        self._check(self._so.is_connector_wait(self._handle, layer, self._text))

@@ -73,6 +73,8 @@ def engine_rope():
 class Worker:
     def __init__(self, vllm_config, transfer_config, library, kv_caches):
         self._handle = self._way = None  # the library's, and what loads and stores: itself, or past it what passes through the host
+        self._numbers = {}  # layers by name, where the library writes on a device
+        self._device = self._waits = None  # that device; layers of what was started are still to be waited for
         self.rank = get_tensor_model_parallel_rank()
         self.fingerprint = fingerprint(vllm_config.model_config)
         self.why_not = ""
@@ -108,7 +110,7 @@ class Worker:
         known = vllm_config.compilation_config.static_forward_context
         layers, caches = [known[name] for name in names], [kv_caches[name] for name in names]
         learnt = [self._learn(layer, cache) for layer, cache in zip(layers, caches)]
-        if self.in_reach(caches[0]):
+        if self.in_reach(caches[0]) or self._take_device(names, caches[0].device, int(extra("device_budget", 2 << 30))):
             for number, (cache, (low, high)) in enumerate(zip(caches, learnt)):
                 self._handle.cache(number, cache.data_ptr(), cache.stride(0) * cache.element_size(), cache.shape[0], block_tokens,
                                    low.data_ptr(), high.data_ptr(), cache.stride(0))
@@ -120,8 +122,21 @@ class Worker:
 
     @staticmethod
     def in_reach(cache) -> bool:
-        """Of the library's own code."""
+        """Of the library's own code on the host."""
         return cache.device.type == "cpu"
+
+    def _take_device(self, names, device, budget: int) -> bool:
+        """Has the library write on the device itself, if it was built for that."""
+        if device.type != "cuda":
+            return False
+        try:
+            self._handle.device(device.index or 0, budget)
+        except RuntimeError as error:
+            logger.warning("chunks pass through host memory: %s", error)
+            return False
+        self._device = device
+        self._numbers = {name: number for number, name in enumerate(names)}
+        return True
 
     @staticmethod
     def _learn(layer, cache):
@@ -168,6 +183,12 @@ class Worker:
         pair = (x.real, x.imag)
         return (torch.cat(pair, dim=1) if neox else torch.stack(pair, dim=2).flatten(1)).to(torch.float32).contiguous()
 
+    def begin(self):
+        """A step of the engine: what is loaded and stored from now on is about its stream as it is then."""
+        self._waits = None
+        if self._device is not None:
+            self._handle.stream(torch.cuda.current_stream(self._device).cuda_stream)
+
     def load(self, load) -> tuple[int, str]:
         if self._handle is None:
             return load.begin, self.why_not
@@ -175,6 +196,24 @@ class Worker:
             return self._way.load(load)
         except RuntimeError as error:
             return load.begin, str(error)
+
+    def start(self, by_layer: bool) -> str:
+        """Writes what was loaded; why it is all wrong, or nothing. by_layer: wait() is going to be called for each layer."""
+        if self._device is None:
+            return ""
+        try:
+            self._handle.start()
+            self._waits = by_layer
+            if not by_layer:
+                self._handle.wait(len(self._numbers) - 1)
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    def wait(self, layer_name: str):
+        """The engine's stream goes on with this layer when it is written."""
+        if self._waits and layer_name in self._numbers:
+            self._handle.wait(self._numbers[layer_name])
 
     def store(self, store) -> bool:
         if self._handle is None:

@@ -16,7 +16,6 @@
 #include "internal.h"
 
 #define MAX_THREADS  16
-#define MAX_CHUNKS   4096
 #define LOOK_SECONDS 2 /* between looks for forgotten chunks */
 
 int is_connector_done(is_status status, const is_error *err, char *text)
@@ -27,18 +26,32 @@ int is_connector_done(is_status status, const is_error *err, char *text)
 
 /* ------------------------------------------------------------ forgotten chunks */
 
+/* Asked again under the lock: a chunk that was forgotten may have been made anew since it was listed. */
+static void drop_if_forgotten(const is_connector *c, const is_listed *held)
+{
+    char key[IS_CONNECTOR_KEY + 1], name[IS_PART_NAME];
+    is_part_key_of(held->key, key);
+    is_part_name(key, c->rank, c->world, name);
+    if (faccessat(c->folder_fd, name, R_OK, 0) == 0) return;
+    if (c->dev != NULL) is_dev_lock(c->dev);
+    if (faccessat(c->folder_fd, name, R_OK, 0) != 0) {
+        is_tier_drop(c->tier, held->fact);
+        if (c->dev != NULL) is_dev_drop(c->dev, held->fact);
+    }
+    if (c->dev != NULL) is_dev_unlock(c->dev);
+}
+
+/* Where a list cannot be had, the next look is soon. */
 static void drop_forgotten(const is_connector *c)
 {
     is_listed *held;
     size_t n;
-    if (is_tier_list(c->tier, &held, &n, NULL) != IS_OK) return; /* the next look is soon */
-    for (size_t i = 0; i < n; i++) {
-        char key[IS_CONNECTOR_KEY + 1], name[IS_PART_NAME];
-        is_part_key_of(held[i].key, key);
-        is_part_name(key, c->rank, c->world, name);
-        if (faccessat(c->folder_fd, name, R_OK, 0) != 0) is_tier_drop(c->tier, held[i].fact);
+    for (int tier = 0; tier < (c->dev != NULL ? 2 : 1); tier++) {
+        if ((tier == 0 ? is_tier_list(c->tier, &held, &n, NULL) : is_dev_list(c->dev, &held, &n, NULL)) != IS_OK)
+            continue;
+        for (size_t i = 0; i < n; i++) drop_if_forgotten(c, &held[i]);
+        free(held);
     }
-    free(held);
 }
 
 /* False: the connector is being closed. */
@@ -217,6 +230,7 @@ void is_connector_close(is_connector *connector)
 {
     if (connector == NULL) return;
     stop_looking(connector);
+    if (connector->dev != NULL) is_dev_close(connector->dev);
     is_tier_close(connector->tier);
     for (uint32_t l = 0; l < IS_MAX_LAYERS; l++) is_paged_order_free(&connector->orders[l]);
     if (connector->folder_fd >= 0) (void)close(connector->folder_fd);
@@ -233,6 +247,7 @@ int is_connector_cache(is_connector *c, uint32_t layer, void *base, uint64_t blo
         return is_connector_done(is_fail(&err, IS_EINVAL, "layer %u of a model with %u", layer, c->layout.n_layers),
                                  &err, text);
     const is_layer *o = &c->layout.layers[layer];
+    c->dev_is_told = false;
     is_paged_order_free(&c->orders[layer]);
     is_status status =
         is_paged_learn(low, high, block_elements, block_tokens, o->heads, o->k_dim, o->v_dim, &c->orders[layer], &err);
@@ -244,27 +259,20 @@ int is_connector_cache(is_connector *c, uint32_t layer, void *base, uint64_t blo
 
 /* ------------------------------------------------------------ loading */
 
-/* What is held while a prompt's chunks are written. */
-typedef struct held {
-    is_pin *pins[MAX_CHUNKS];
-    uint32_t n_pins;
-    is_placed placed[MAX_CHUNKS];
-    uint32_t n; /* chunks that are right */
-} held;
-
 /* A chunk's pin, from memory or from its file.  A chunk whose file is gone was forgotten, and goes from memory too. */
-static is_status pin(const is_connector *c, const char *key, is_pin **out, is_error *err)
+static is_status pin(const is_connector *c, const char *key, is_held *h, is_error *err)
 {
     char name[IS_PART_NAME];
-    uint8_t bytes_of_key[IS_KEY_BYTES];
-    *out = NULL;
+    uint8_t *bytes_of_key = h->keys[h->n_pins];
     if (!is_part_key(key))
         return is_fail(err, IS_EINVAL, "a key has characters that are no lower-case hexadecimal digits");
     is_part_name(key, c->rank, c->world, name);
-    is_want want = {.fact = is_part_number(key, bytes_of_key)};
+    is_want want = {.fact = h->numbers[h->n_pins] = is_part_number(key, bytes_of_key)};
     if (faccessat(c->folder_fd, name, R_OK, 0) != 0) {
+        int why = errno;
         is_tier_drop(c->tier, want.fact);
-        return is_fail(err, IS_ENOTFOUND, "chunk %s is not there: %s", name, strerror(errno));
+        if (c->dev != NULL) is_dev_drop(c->dev, want.fact);
+        return is_fail(err, IS_ENOTFOUND, "chunk %s is not there: %s", name, strerror(why));
     }
     is_status status = is_tier_claim(c->tier, bytes_of_key, &want, 1, true, err);
     if (status != IS_OK) return status;
@@ -282,22 +290,20 @@ static is_status pin(const is_connector *c, const char *key, is_pin **out, is_er
         if (!is_tier_finish(c->tier, want.pin, bytes, &chunk))
             return status != IS_OK ? status : is_fail(err, IS_ENOTFOUND, "chunk %s was dropped", name);
     }
-    *out = want.pin;
+    h->pins[h->n_pins++] = want.pin;
     return IS_OK;
 }
 
 /* Pins the chunks up to `end`, or to the first that cannot be used: *reach is where the tokens end that are right. */
 static is_status pin_all(const is_connector *c, const char *keys, const uint32_t *lengths, uint32_t n,
-                         const int32_t *tokens, uint32_t n_tokens, uint32_t end, held *h, uint32_t *reach,
+                         const int32_t *tokens, uint32_t n_tokens, uint32_t end, is_held *h, uint32_t *reach,
                          is_error *err)
 {
     *reach = 0;
     for (uint32_t i = 0; i < n && *reach < end; i++) {
-        is_pin *got;
-        is_status status = pin(c, keys + (size_t)i * IS_CONNECTOR_KEY, &got, err);
+        is_status status = pin(c, keys + (size_t)i * IS_CONNECTOR_KEY, h, err);
         if (status != IS_OK) return status;
-        const is_chunk *chunk = is_pin_chunk(got);
-        h->pins[h->n_pins++] = got;
+        const is_chunk *chunk = is_pin_chunk(h->pins[i]);
         if (chunk->info.n_tokens != lengths[i] || lengths[i] > n_tokens - *reach ||
             memcmp(chunk->tokens, tokens + *reach, lengths[i] * sizeof *tokens) != 0)
             return is_fail(err, IS_EINVAL, "chunk %.*s is of other tokens than the prompt has there", IS_CONNECTOR_KEY,
@@ -327,7 +333,7 @@ static void *write_share(void *arg)
     return NULL;
 }
 
-static is_status write_all(const is_connector *c, const held *h, const uint32_t *blocks, uint32_t n_blocks,
+static is_status write_all(const is_connector *c, const is_held *h, const uint32_t *blocks, uint32_t n_blocks,
                            uint32_t begin, uint32_t end, is_error *err)
 {
     share shares[MAX_THREADS];
@@ -358,28 +364,42 @@ static is_status write_all(const is_connector *c, const held *h, const uint32_t 
     return status;
 }
 
+/* *reach: where the tokens end that are right, and that there is room for. */
+static is_status load_held(is_connector *c, is_held *h, const uint32_t *blocks, uint32_t n_blocks, uint32_t begin,
+                           uint32_t end, uint32_t *reach, is_error *err)
+{
+    if (*reach > end) *reach = end;
+    if (*reach <= begin) return IS_OK;
+    return c->dev != NULL ? is_load_on_device(c, h, blocks, n_blocks, begin, *reach, reach, err)
+                          : write_all(c, h, blocks, n_blocks, begin, *reach, err);
+}
+
 int is_connector_load(is_connector *c, const char *keys, const uint32_t *lengths, uint32_t n, const int32_t *tokens,
                       uint32_t n_tokens, const uint32_t *blocks, uint32_t n_blocks, uint32_t begin, uint32_t end,
                       uint32_t *loaded, char *text)
 {
     is_error err = {0}, why = {0};
     *loaded = begin;
-    if (begin > end || end > n_tokens || n > MAX_CHUNKS)
+    if (begin > end || end > n_tokens || n > IS_CONNECTOR_CHUNKS)
         return is_connector_done(
             is_fail(&err, IS_EINVAL, "tokens %u to %u of a prompt of %u with %u chunks", begin, end, n_tokens, n), &err,
             text);
-    held *h = calloc(1, sizeof *h);
+    is_held *h = calloc(1, sizeof *h);
     if (h == NULL) return is_connector_done(is_fail(&err, IS_ENOMEM, "no memory for %u chunks", n), &err, text);
-    uint32_t reach;
-    is_status found = pin_all(c, keys, lengths, n, tokens, n_tokens, end, h, &reach, &why);
-    uint32_t to = reach < end ? reach : end;
-    is_status status = IS_OK;
-    if (to > begin) status = write_all(c, h, blocks, n_blocks, begin, to, &err);
-    if (status == IS_OK) *loaded = to > begin ? to : begin;
-    for (uint32_t i = 0; i < h->n_pins; i++) is_tier_unpin(c->tier, h->pins[i], false);
+    uint32_t right, reach;
+    if (c->dev != NULL) is_dev_lock(c->dev);
+    is_status found = pin_all(c, keys, lengths, n, tokens, n_tokens, end, h, &right, &why);
+    reach = right;
+    is_status status = load_held(c, h, blocks, n_blocks, begin, end, &reach, &err);
+    if (c->dev != NULL) is_dev_unlock(c->dev);
+    if (status == IS_OK) *loaded = reach > begin ? reach : begin;
+    for (uint32_t i = 0; i < h->n_pins; i++)
+        if (h->pins[i] != NULL) is_tier_unpin(c->tier, h->pins[i], false);
     free(h);
     if (status == IS_OK && *loaded < end) {
-        (void)snprintf(text, IS_CONNECTOR_TEXT, "%s", found == IS_OK ? "the chunks end before that" : why.text);
+        const char *short_of =
+            right > reach ? "the device has no room for more chunks at once" : "the chunks end before that";
+        (void)snprintf(text, IS_CONNECTOR_TEXT, "%s", found != IS_OK && right <= reach ? why.text : short_of);
         return (int)IS_OK;
     }
     return is_connector_done(status, &err, text);

@@ -44,6 +44,19 @@ int is_connector_open(const char *config, is_connector **out, char *text);
 void is_connector_close(is_connector *connector);
 
 /*
+ * The caches are in the memory of this CUDA device, and chunks are kept there too, in `budget` bytes of it.  Called
+ * once, before is_connector_cache; budget must leave what the engine itself needs.  IS_EUNSUPPORTED: the library was
+ * built without CUDA, or there is no such device.
+ *
+ * Then is_connector_load only prepares: its tokens are written, with those of other prompts, by is_connector_start, on
+ * a stream of the connector's own.  Nothing waits on the host but is_connector_store.
+ */
+int is_connector_device(is_connector *connector, uint32_t device, uint64_t budget, char *text);
+
+/* The engine's CUDA stream (cudaStream_t) that the calls from now on are about. */
+void is_connector_stream(is_connector *connector, void *stream);
+
+/*
  * One layer's cache: base of block 0, bytes from block to block, and what a block of it holds after the numbers of its
  * elements were written, see is_paged_learn.  low, high: [block_elements].
  */
@@ -63,6 +76,16 @@ int is_connector_cache(is_connector *connector, uint32_t layer, void *base, uint
 int is_connector_load(is_connector *connector, const char *keys, const uint32_t *lengths, uint32_t n,
                       const int32_t *tokens, uint32_t n_tokens, const uint32_t *blocks, uint32_t n_blocks,
                       uint32_t begin, uint32_t end, uint32_t *loaded, char *text);
+
+/*
+ * On a device: writes what was loaded since the last start, layer by layer, behind all that is in the engine's stream.
+ * When it fails, none of it is right.  In host memory there is nothing to do.
+ */
+int is_connector_start(is_connector *connector, char *text);
+
+/* On a device: what is put into the engine's stream from now on waits until this layer, and those below, are written.
+ */
+int is_connector_wait(is_connector *connector, uint32_t layer, char *text);
 
 /*
  * Keeps tokens [begin, begin + n) of a sequence as the chunk `key`, into the folder that was made for it; recipe is

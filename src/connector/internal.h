@@ -9,6 +9,7 @@
 #include "../kv/paged.h"
 #include "../store/store_internal.h" /* the host tier */
 #include "connector.h"
+#include "device.h"
 
 #define IS_PART_NAME 64
 
@@ -21,6 +22,9 @@ struct is_connector {
     is_paged_cache caches[IS_MAX_LAYERS];
     is_paged_order orders[IS_MAX_LAYERS];
     is_tier *tier;
+    is_dev *_Atomic dev; /* NULL: the caches are in host memory */
+    bool dev_is_told;    /* of the caches as they are */
+    void *stream;        /* the engine's */
     pthread_t looker;
     pthread_mutex_t mutex; /* of ends */
     pthread_cond_t ending;
@@ -29,6 +33,27 @@ struct is_connector {
 
 /* What an interface function returns: the status, and its text in `text` [IS_CONNECTOR_TEXT], which may be NULL. */
 int is_connector_done(is_status status, const is_error *err, char *text);
+
+#define IS_CONNECTOR_CHUNKS 4096 /* of a prompt, at most */
+
+/* What is held while a prompt's chunks are written. */
+typedef struct is_held {
+    is_pin *pins[IS_CONNECTOR_CHUNKS];
+    int64_t numbers[IS_CONNECTOR_CHUNKS];
+    uint8_t keys[IS_CONNECTOR_CHUNKS][IS_KEY_BYTES];
+    uint32_t n_pins;
+    is_placed placed[IS_CONNECTOR_CHUNKS];
+    uint32_t n; /* chunks that are right */
+} is_held;
+
+/* ------------------------------------------------------------ a cache on a device */
+
+/* Adds tokens [begin, end) of the prompt to what is started next; *reach: what there is room for.  The pins that are
+ * right go over to the device's side, also when this fails. */
+is_status is_load_on_device(is_connector *c, is_held *h, const uint32_t *blocks, uint32_t n_blocks, uint32_t begin,
+                            uint32_t end, uint32_t *reach, is_error *err);
+is_status is_read_from_device(is_connector *c, const uint32_t *blocks, uint32_t n_blocks, uint32_t begin, void *chunk,
+                              size_t size, is_error *err);
 
 /* ------------------------------------------------------------ names */
 

@@ -24,7 +24,7 @@ static void share_name(const is_connector *c, const char *key, uint32_t share, c
 }
 
 /* The rows as a sealed chunk: *bytes, free(), also when this fails. */
-static is_status take_rows(const is_connector *c, const char *recipe, const int32_t *tokens, uint32_t begin, uint32_t n,
+static is_status take_rows(is_connector *c, const char *recipe, const int32_t *tokens, uint32_t begin, uint32_t n,
                            const uint32_t *blocks, uint32_t n_blocks, void **bytes, is_chunk *chunk, is_error *err)
 {
     size_t size = is_chunk_bytes(&c->layout, n);
@@ -36,7 +36,9 @@ static is_status take_rows(const is_connector *c, const char *recipe, const int3
     if (*bytes == NULL) return is_fail(err, IS_ENOMEM, "no memory for a chunk of %zu bytes", size);
     is_status status = is_chunk_begin(*bytes, size, &c->layout, &info, tokens + begin, err);
     if (status == IS_OK)
-        status = is_paged_read(&c->layout, c->caches, blocks, n_blocks, begin, n, 0, c->layout.n_layers, *bytes, err);
+        status = c->dev != NULL ? is_read_from_device(c, blocks, n_blocks, begin, *bytes, size, err)
+                                : is_paged_read(&c->layout, c->caches, blocks, n_blocks, begin, n, 0,
+                                                c->layout.n_layers, *bytes, err);
     if (status == IS_OK) is_chunk_seal(*bytes);
     if (status == IS_OK) status = is_chunk_open(chunk, *bytes, size, IS_CHUNK_CHECK_PAYLOAD, err); /* NaN or infinite */
     return status;
@@ -51,8 +53,11 @@ static is_status keep_part(const is_connector *c, const char *key, void **bytes,
     is_part_name(key, c->rank, c->world, name);
     is_status status = is_part_write(c, name, *bytes, chunk->size, err);
     if (status != IS_OK) return status;
+    if (c->dev != NULL) is_dev_lock(c->dev);
     is_tier_drop(c->tier, number); /* made anew */
+    if (c->dev != NULL) is_dev_drop(c->dev, number);
     is_tier_insert(c->tier, 0, number, bytes_of_key, *bytes, chunk);
+    if (c->dev != NULL) is_dev_unlock(c->dev);
     *bytes = NULL;
     return IS_OK;
 }

@@ -1,0 +1,71 @@
+/*
+ * The connector's way into caches in a GPU's memory, which src/cuda/connector.c has.  A library that is built without
+ * CUDA has none of it: is_dev_open is NULL there, and without what it opens nothing else is called.
+ *
+ * Prompts are added one by one, their chunks promoted to the device tier; then all of them are written at once, layer
+ * by layer, on a stream of the connector's own.
+ */
+#ifndef IS_CONNECTOR_DEVICE_H
+#define IS_CONNECTOR_DEVICE_H
+
+#include "../kv/paged.h"
+#include "../store/store_internal.h" /* the host tier */
+
+typedef struct is_dev is_dev;
+
+#pragma GCC visibility push(hidden)
+#pragma weak is_dev_open
+#pragma weak is_dev_close
+#pragma weak is_dev_cache
+#pragma weak is_dev_add
+#pragma weak is_dev_start
+#pragma weak is_dev_wait
+#pragma weak is_dev_read
+#pragma weak is_dev_lock
+#pragma weak is_dev_unlock
+#pragma weak is_dev_drop
+#pragma weak is_dev_list
+
+/* tier: the chunks' in host memory.  budget: bytes of device memory.  IS_EUNSUPPORTED: there is no such device. */
+is_status is_dev_open(uint32_t device, uint64_t budget, is_tier *tier, is_dev **out, is_error *err);
+void is_dev_close(is_dev *dev);
+
+/* caches: [layout->n_layers], bases on the device; they and their orders stay.  Called again, it replaces them. */
+is_status is_dev_cache(is_dev *dev, const is_layout *layout, const is_paged_cache *caches, is_error *err);
+
+/* One prompt: n chunks that are pinned in the host tier, with their keys [n][IS_KEY_BYTES] and numbers [n]. */
+typedef struct is_dev_prompt {
+    const is_placed *placed;
+    is_pin *const *pins;
+    const int64_t *numbers;
+    const uint8_t (*keys)[IS_KEY_BYTES];
+    uint32_t n;
+    const uint32_t *blocks;
+    uint32_t n_blocks, begin, end;
+} is_dev_prompt;
+
+/*
+ * Adds a prompt to those that are started next.  *reach: up to where its chunks found room on the device, at most end.
+ * Owns the pins from then on, also when it fails.
+ */
+is_status is_dev_add(is_dev *dev, const is_dev_prompt *prompt, uint32_t *reach, is_error *err);
+/* Writes what was added, behind all that is in the engine's stream now.  On failure the blocks hold anything. */
+is_status is_dev_start(is_dev *dev, void *stream, is_error *err);
+/* What is put into the engine's stream from now on waits for this layer of what was started. */
+is_status is_dev_wait(is_dev *dev, uint32_t layer, void *stream, is_error *err);
+
+/* As is_paged_read, behind all that is in the engine's stream; waits. */
+is_status is_dev_read(is_dev *dev, const uint32_t *blocks, size_t n_blocks, uint32_t begin, void *chunk, size_t size,
+                      void *stream, is_error *err);
+
+/* Held while chunks are looked up and added, so that what is dropped meanwhile does not come back. */
+void is_dev_lock(is_dev *dev);
+void is_dev_unlock(is_dev *dev);
+/* Between the two: the chunk is forgotten. */
+void is_dev_drop(is_dev *dev, int64_t number);
+/* Chunks on the device: *out [n], free(). */
+is_status is_dev_list(is_dev *dev, is_listed **out, size_t *n, is_error *err);
+
+#pragma GCC visibility pop
+
+#endif
