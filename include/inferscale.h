@@ -113,9 +113,11 @@ typedef struct is_options {
     const char *upstream_model;   /* a name among those they serve; NULL: the first       */
     const char *upstream_key;     /* what they want as API key; NULL: none        */
     const char *embedding_model;  /* GGUF of the embedding model; NULL: BM25 only */
-    const char *recipe;           /* NULL: the store's own, "primed:8" when new   */
+    const char *recipe;           /* NULL: the store's own, "primed:32" when new  */
     const char *system_prompt;    /* NULL: the default; part of the header        */
     uint64_t host_budget;         /* bytes for chunks in host memory              */
+    uint64_t device_budget;       /* bytes for embeddings in the first GPU's memory; 0: the host scans them. */
+                                  /* IS_EUNSUPPORTED: no GPU, or built without CUDA                         */
     uint64_t conversation_budget; /* bytes for turns of conversations; 0: they are prefilled each time */
     uint32_t context;             /* tokens per sequence; 0: the model's, <= 8192 */
     uint32_t slots;               /* requests answered at the same time           */

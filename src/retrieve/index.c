@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../cuda/scan.h"
 #include "scan_pool.h"
 #include "vectors.h"
 
@@ -30,8 +31,15 @@ struct is_index {
     is_store *store;
     is_vectors *vectors; /* NULL without an embedding model */
     is_scan_pool *pool;
+    is_device_scan *device; /* NULL: scans are done here */
     uint32_t dim;
 };
+
+/* A library that was built without CUDA has none of these. */
+#pragma weak is_device_scan_new
+#pragma weak is_device_scan_free
+#pragma weak is_device_scan_ask
+#pragma weak is_device_scan_drop
 
 /* The facts that pass the filter. */
 typedef struct allowed {
@@ -57,9 +65,19 @@ is_status is_index_open(is_store *store, const char *embedder, uint32_t dim, uin
     return IS_OK;
 }
 
+is_status is_index_use_device(is_index *index, uint64_t budget, is_error *err)
+{
+    if (is_device_scan_new == NULL)
+        return is_fail(err, IS_EUNSUPPORTED, "this program was built without CUDA; `make cuda` builds one with it");
+    if (index->vectors == NULL) return is_fail(err, IS_EINVAL, "without an embedding model a GPU has nothing to scan");
+    const is_device_scan_settings settings = {.dim = index->dim, .budget = budget};
+    return is_device_scan_new(&settings, &index->device, err);
+}
+
 void is_index_close(is_index *index)
 {
     if (index == NULL) return;
+    if (index->device) is_device_scan_free(index->device);
     is_vectors_free(index->vectors);
     is_scan_pool_free(index->pool);
     free(index);
@@ -73,6 +91,7 @@ uint64_t is_index_bytes(is_index *index)
 void is_index_drop(is_index *index, int64_t scope)
 {
     if (index->vectors) is_vectors_drop(index->vectors, scope);
+    if (index->device) is_device_scan_drop(index->device, scope);
 }
 
 /* ------------------------------------------------------------ the filter */
@@ -122,6 +141,33 @@ static size_t keep_allowed(const allowed *pass, const int64_t *ids, size_t n, fl
     return kept;
 }
 
+/* The view's best rows by the device; false: it could not, whatever the reason, and the host is to do it. */
+static bool rank_on_device(is_index *index, int64_t scope, const float *vector, const is_vectors_view *view,
+                           size_t want, uint32_t *best, float *best_score, size_t *n)
+{
+    is_device_query query = {
+        .scope = scope, .view = view, .vector = vector, .k = (uint32_t)want, .index = best, .score = best_score};
+    if (index->device == NULL) return false;
+    bool answered = is_device_scan_ask(index->device, &query, 1, NULL) == IS_OK;
+    /* Rows that were wiped here meanwhile must not stay there. */
+    if (!is_vectors_current(view)) is_device_scan_drop(index->device, scope);
+    *n = query.n;
+    return answered;
+}
+
+/* The same by the host.  rows: NULL where all pass, else [view->n], and best then counts what passes. */
+static is_status rank_on_host(is_index *index, const float *vector, const is_vectors_view *view, const allowed *pass,
+                              size_t want, uint32_t *rows, uint32_t *best, float *best_score, size_t *n, is_error *err)
+{
+    float *scores = malloc(view->n * sizeof *scores);
+    if (scores == NULL) return is_fail(err, IS_ENOMEM, "no memory for the scores of %zu facts", view->n);
+    is_scan_pool_dot(index->pool, vector, view->rows, view->n, index->dim, scores);
+    size_t n_scores = pass->all ? view->n : keep_allowed(pass, view->ids, view->n, scores, rows);
+    *n = is_scan_top(scores, n_scores, want, best, best_score);
+    free(scores);
+    return IS_OK;
+}
+
 /* hits: [want]. */
 static is_status rank_vectors(is_index *index, int64_t scope, const float *vector, const allowed *pass, size_t want,
                               is_hit *hits, size_t *n, is_error *err)
@@ -137,18 +183,13 @@ static is_status rank_vectors(is_index *index, int64_t scope, const float *vecto
         is_vectors_release(index->vectors, &view);
         return IS_OK;
     }
-    float *scores = malloc(view.n * sizeof *scores);
     if (!pass->all) rows = malloc(view.n * sizeof *rows);
-    if (scores == NULL || (!pass->all && rows == NULL)) {
+    if (!pass->all && rows == NULL)
         status = is_fail(err, IS_ENOMEM, "no memory for the scores of %zu facts", view.n);
-    } else {
-        is_scan_pool_dot(index->pool, vector, view.rows, view.n, index->dim, scores);
-        size_t n_scores = pass->all ? view.n : keep_allowed(pass, view.ids, view.n, scores, rows);
-        *n = is_scan_top(scores, n_scores, want, best, best_score);
-        for (size_t i = 0; i < *n; i++)
-            hits[i] = (is_hit){.id = view.ids[rows ? rows[best[i]] : best[i]], .score = (double)best_score[i]};
-    }
-    free(scores);
+    else if (!pass->all || !rank_on_device(index, scope, vector, &view, want, best, best_score, n))
+        status = rank_on_host(index, vector, &view, pass, want, rows, best, best_score, n, err);
+    for (size_t i = 0; status == IS_OK && i < *n; i++)
+        hits[i] = (is_hit){.id = view.ids[rows ? rows[best[i]] : best[i]], .score = (double)best_score[i]};
     free(rows);
     is_vectors_release(index->vectors, &view);
     return status;

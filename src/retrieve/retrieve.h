@@ -37,6 +37,12 @@ typedef struct is_index is_index;
 is_status is_index_open(is_store *store, const char *embedder, uint32_t dim, uint32_t threads, is_index **out,
                         is_error *err);
 void is_index_close(is_index *index);
+/*
+ * Scans that have no filter are done on the first GPU from now on, with at most so many bytes of vectors in its memory;
+ * what it cannot do is done here.  Called once, before the first search.  IS_EUNSUPPORTED: there is no GPU, or the
+ * library was built without CUDA.
+ */
+is_status is_index_use_device(is_index *index, uint64_t budget, is_error *err);
 /* Bytes of vectors in memory.  At most 512 MiB are kept, unless the scopes in use are larger; the scopes that were
  * asked longest ago are dropped first. */
 uint64_t is_index_bytes(is_index *index);
