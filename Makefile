@@ -49,13 +49,13 @@ FUZZ_SRC := $(wildcard tests/fuzz_*.c)
 # The device's host side is in the library only where there is CUDA; its tests bring a device of their own.
 CUDA_SRC := $(wildcard src/cuda/*.c)
 CUDA_KERNELS := $(wildcard src/cuda/*.cu)
-FAKE_SRC := $(wildcard tests/cuda/*.c)
+FAKE_SRC := $(filter-out tests/cuda/bench_time.c,$(wildcard tests/cuda/*.c))
 LIB_OBJ  := $(LIB_SRC:%.c=$(B)/%.o) $(CXX_SRC:%.cpp=$(B)/%.o) $(B)/src/server/files.o
 FAKE_OBJ := $(CUDA_SRC:%.c=$(B)/%.o) $(FAKE_SRC:%.c=$(B)/%.o)
 CLI_OBJ  := $(CLI_SRC:%.c=$(B)/%.o) $(B)/src/cli/report.o
 
 TESTS      := $(TEST_SRC:%.c=%)
-TSAN_TESTS := $(filter tests/test_scan tests/test_cuda_pool tests/test_cuda_pool_stress tests/test_cuda_scan tests/test_cuda_connector tests/test_connector tests/test_store_parts tests/test_retrieve tests/test_store_chunks tests/test_engine_serve tests/test_sampling tests/test_memory tests/test_memory_change tests/test_conversation,$(TESTS))
+TSAN_TESTS := $(filter tests/test_scan tests/test_cuda_pool tests/test_cuda_pool_stress tests/test_cuda_scan tests/test_cuda_retrieve tests/test_cuda_connector tests/test_connector tests/test_store_parts tests/test_retrieve tests/test_store_chunks tests/test_engine_serve tests/test_sampling tests/test_memory tests/test_memory_change tests/test_conversation,$(TESTS))
 PROGRAMS   := $(TESTS:%=build/asan/%) $(TESTS:%=build/release/%) $(TSAN_TESTS:%=build/tsan/%) $(FUZZ_SRC:%.c=build/fuzz/%)
 
 .PHONY: all cuda cuda-build build/libinferscale-connector.so wheel install demo test test-vllm check bench setup setup-test lint format clean tests-of-variant
@@ -90,7 +90,7 @@ test-vllm:
 
 check: build/inferscale build/release/examples/remember
 	@for v in release asan; do $(MAKE) --no-print-directory VARIANT=$$v tests-of-variant || exit 1; done
-	@$(MAKE) --no-print-directory VARIANT=asan build/asan/inferscale
+	@$(MAKE) --no-print-directory VARIANT=asan build/asan/inferscale build/asan/tests/gpu-bench
 	@$(MAKE) --no-print-directory VARIANT=tsan build/tsan/inferscale $(TSAN_TESTS:%=build/tsan/%)
 	@$(MAKE) --no-print-directory VARIANT=fuzz $(FUZZ_SRC:%.c=build/fuzz/%)
 	@scripts/test.sh $(PROGRAMS) $(wildcard tests/test_*.sh)
@@ -146,7 +146,8 @@ cuda:
 	@scripts/cuda_resources.sh $(CUDA_KERNELS:%.cu=build/cuda/%.o)
 
 cuda-build: $(CUDA_KERNELS:%.cu=build/cuda/%.o)
-	@$(MAKE) --no-print-directory VARIANT=shared build/cuda/libinferscale-connector.so
+	@$(MAKE) --no-print-directory VARIANT=shared build/cuda/libinferscale-connector.so build/cuda/gpu-bench
+	@$(MAKE) --no-print-directory build/cuda/inferscale
 
 # The same as without CUDA, and the way into caches on a GPU; CUDA's own runtime is in it.
 CUDA_LINK := -L$(CUDA_DIR)/lib -L$(CUDA_DIR)/lib64 -lcudart_static -ldl -lrt
@@ -154,6 +155,18 @@ CUDA_LINK := -L$(CUDA_DIR)/lib -L$(CUDA_DIR)/lib64 -lcudart_static -ldl -lrt
 build/cuda/libinferscale-connector.so: $(CONNECTOR_SRC:%.c=build/shared/%.o) build/shared/src/cuda/connector.o \
         build/cuda/libinferscale-cuda.a
 	@$(CXX) -shared -pthread -Wl,--exclude-libs,ALL -o $@ $^ -ljansson -lxxhash -lm $(CUDA_LINK)
+
+CUBLAS    = -l:$(notdir $(firstword $(wildcard $(CUDA_DIR)/lib/libcublas.so.1? $(CUDA_DIR)/lib64/libcublas.so.1?))) \
+            -Wl,-rpath-link,$(CUDA_DIR)/lib -Wl,-rpath,$(CUDA_DIR)/lib
+
+# The program, with the exact scan on a GPU.
+build/cuda/inferscale: $(CLI_OBJ) $(CUDA_SRC:%.c=build/shared/%.o) build/cuda/libinferscale-cuda.a $(B)/libinferscale.a
+	@$(CXX) $(LDFLAGS) -o $@ $^ build/cuda/libinferscale-cuda.a $(LDLIBS) $(CUBLAS) $(CUDA_LINK)
+
+GPU_BENCH_SRC := $(wildcard bench/gpu/*.c src/kv/*.c src/retrieve/scan*.c) src/common/common.c
+
+build/cuda/gpu-bench: $(GPU_BENCH_SRC:%.c=build/shared/%.o) build/cuda/bench/gpu/time.o build/cuda/libinferscale-cuda.a
+	@$(CXX) -pthread -o $@ $^ -l:libxxhash.a -lm $(CUBLAS) $(CUDA_LINK)
 
 build/cuda/libinferscale-cuda.a: $(CUDA_SRC:%.c=build/shared/%.o) $(CUDA_KERNELS:%.cu=build/cuda/%.o)
 	@rm -f $@ && $(AR) rcs $@ $^
@@ -204,11 +217,15 @@ $(B)/tests/fuzz_%: $(B)/tests/fuzz_%.o $(B)/libinferscale.a
 $(patsubst %.c,$(B)/%,$(wildcard tests/test_cuda_*.c)): %: %.o $(FAKE_OBJ) $(B)/libinferscale.a
 	@$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LDLIBS)
 
+# bench/gpu over the same device.
+$(B)/tests/gpu-bench: $(patsubst %.c,$(B)/%.o,$(wildcard bench/gpu/*.c)) $(B)/tests/cuda/bench_time.o $(FAKE_OBJ) $(B)/libinferscale.a
+	@$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+
 $(B)/tests/%: $(B)/tests/%.o $(B)/libinferscale.a
 	@$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LDLIBS)
 
 $(B)/tests/test_cuda_scan: LDFLAGS += -Wl,--wrap=is_cuda_free,--wrap=is_cuda_host_malloc # to see what is left
-$(B)/tests/%.o: CFLAGS += -Itests
+$(B)/tests/%.o: CFLAGS += -Itests -Ibench
 
 # What one instruction set needs is compiled with its flags in a file of its own.
 ifeq ($(shell uname -m),x86_64)
@@ -216,15 +233,16 @@ $(B)/src/%_avx2.o: CFLAGS += -mavx2 -mf16c -mfma
 $(B)/src/%_avx512.o: CFLAGS += -mavx512f -mavx512bw -mavx512vl -mavx512dq -mf16c -mfma
 endif
 
-FORMATTED := $(wildcard include/*.h src/*/*.[ch] src/*/*.cu src/*/*/*.[ch] src/*/*/*.cpp tests/*.[ch] tests/cuda/*.[ch] scripts/*.c examples/*.c)
+FORMATTED := $(wildcard include/*.h src/*/*.[ch] src/*/*.cu src/*/*/*.[ch] src/*/*/*.cpp tests/*.[ch] tests/cuda/*.[ch] bench/gpu/*.[ch] \
+               bench/gpu/*.cu scripts/*.c examples/*.c)
 
 format:
 	clang-format -i $(FORMATTED)
 
 lint:
 	clang-format --dry-run -Werror $(FORMATTED)
-	@$(MAKE) --no-print-directory VARIANT=clang build/clang/inferscale $(TESTS:%=build/clang/%)
-	printf '%s\n' $(LIB_SRC) $(CUDA_SRC) $(CLI_SRC) | xargs -P $(shell nproc) -I FILE clang-tidy --quiet FILE -- $(BASE) 2>build/tidy.log
+	@$(MAKE) --no-print-directory VARIANT=clang build/clang/inferscale build/clang/tests/gpu-bench $(TESTS:%=build/clang/%)
+	printf '%s\n' $(LIB_SRC) $(CUDA_SRC) $(CLI_SRC) $(wildcard bench/gpu/*.c) | xargs -P $(shell nproc) -I FILE clang-tidy --quiet FILE -- $(BASE) 2>build/tidy.log
 	clang-tidy --quiet $(CXX_SRC) -- $(CXXBASE) 2>>build/tidy.log
 
 clean:
