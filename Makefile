@@ -3,7 +3,7 @@
 #   make demo    install, fetch, build, and run the main job on the bundled sample conversation
 #   make test    install, fetch, build, and pass every test
 #   make test-vllm  install vLLM for the CPU, and pass the tests of its connector
-#   make lint    formatting, clang's warnings, clang-tidy
+#   make lint    formatting, shell scripts, clang's warnings, clang-tidy
 #   make cuda    compile the part for NVIDIA's GPUs, and say what its kernels take; no GPU is needed
 #   make bench   a short evaluation with its report, build/evaluation/report.html; LOCOMO=FILE: of LoCoMo's data
 #   make         build build/inferscale with what is installed already
@@ -241,6 +241,7 @@ format:
 
 lint:
 	clang-format --dry-run -Werror $(FORMATTED)
+	shellcheck -x scripts/*.sh tests/*.sh tests/*/*.sh bench/*.sh .ci/run
 	@$(MAKE) --no-print-directory VARIANT=clang build/clang/inferscale build/clang/tests/gpu-bench $(TESTS:%=build/clang/%)
 	printf '%s\n' $(LIB_SRC) $(CUDA_SRC) $(CLI_SRC) $(wildcard bench/gpu/*.c) | xargs -P $(shell nproc) -I FILE clang-tidy --quiet FILE -- $(BASE) 2>build/tidy.log
 	clang-tidy --quiet $(CXX_SRC) -- $(CXXBASE) 2>>build/tidy.log
