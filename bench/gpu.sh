@@ -18,7 +18,7 @@ command -v nvidia-smi >/dev/null || {
 }
 if [ ! -x build/cuda/gpu-bench ]; then
     arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
-    make cuda-build CUDA_ARCHS="$arch" ENGINE_DIR=. >&2
+    make VARIANT=shared build/cuda/gpu-bench CUDA_ARCHS="$arch" ENGINE_DIR=. >&2
 fi
 
 # cuBLAS comes with the toolkit, or as a Python package beside PyTorch.
