@@ -157,7 +157,7 @@ build/cuda/libinferscale-connector.so: $(CONNECTOR_SRC:%.c=build/shared/%.o) bui
 	@$(CXX) -shared -pthread -Wl,--exclude-libs,ALL -o $@ $^ -ljansson -lxxhash -lm $(CUDA_LINK)
 
 CUBLAS    = -l:$(notdir $(firstword $(wildcard $(CUDA_DIR)/lib/libcublas.so.1? $(CUDA_DIR)/lib64/libcublas.so.1?))) \
-            -Wl,-rpath-link,$(CUDA_DIR)/lib -Wl,-rpath,$(CUDA_DIR)/lib
+            -Wl,-rpath-link,$(CUDA_DIR)/lib -Wl,-rpath,$(CUDA_DIR)/lib:$(CUDA_DIR)/lib64
 
 # The program, with the exact scan on a GPU.
 build/cuda/inferscale: $(CLI_OBJ) $(CUDA_SRC:%.c=build/shared/%.o) build/cuda/libinferscale-cuda.a $(B)/libinferscale.a
@@ -171,11 +171,11 @@ build/cuda/gpu-bench: $(GPU_BENCH_SRC:%.c=build/shared/%.o) build/cuda/bench/gpu
 build/cuda/libinferscale-cuda.a: $(CUDA_SRC:%.c=build/shared/%.o) $(CUDA_KERNELS:%.cu=build/cuda/%.o)
 	@rm -f $@ && $(AR) rcs $@ $^
 
-build/cuda/%.o: %.cu $(wildcard src/cuda/*.h) $(wildcard build/cuda.mk)
+build/cuda/%.o: %.cu $(wildcard build/cuda.mk)
 	@test -x '$(CUDA_DIR)/bin/nvcc' || { echo 'there is no nvcc; run make cuda or scripts/setup.sh --cuda first'; exit 1; }
 	@mkdir -p $(@D)
 	@echo "  cuda $<"
-	@$(CUDA_DIR)/bin/nvcc $(NVFLAGS) -c -o $@ $<
+	@$(CUDA_DIR)/bin/nvcc $(NVFLAGS) -MMD -MF $(@:.o=.d) -c -o $@ $<
 
 # With what is there already: no network.
 wheel: build/libinferscale-connector.so
@@ -249,4 +249,4 @@ lint:
 clean:
 	rm -rf build/release build/asan build/tsan build/fuzz build/clang build/shared build/cuda build/wheel build/inferscale build/libinferscale-connector.so
 
--include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(FAKE_OBJ:.o=.d) $(wildcard $(B)/tests/*.d)
+-include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(FAKE_OBJ:.o=.d) $(wildcard $(B)/tests/*.d $(B)/bench/gpu/*.d build/cuda/*/*.d build/cuda/*/*/*.d)

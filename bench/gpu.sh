@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 #
-# What src/cuda does on the GPU of this machine: first whether it is right, by the host's own bytes and under
-# compute-sanitizer where that is installed, then how fast. Minutes; the result is one JSON object.
+# What src/cuda does on the GPU of this machine: whether it is right, by the host's own bytes, how fast, and what
+# compute-sanitizer says where that is installed. Minutes; the result is one JSON object.
 #
 #     bench/gpu.sh [FILE]        default: build/gpu.json
 #
@@ -24,7 +24,7 @@ fi
 # cuBLAS comes with the toolkit, or as a Python package beside PyTorch.
 blas=$(ldd build/cuda/gpu-bench | sed -n 's/^\t\(libcublas\.so\.[0-9]*\) => not found/\1/p')
 if [ -n "$blas" ]; then
-    found=$(find /usr/local/cuda*/ /opt /usr/lib "$HOME/.cache/inferscale" -name "$blas" -print -quit 2>/dev/null || true)
+    found=$(find /usr/local /opt /usr/lib "$HOME/.cache" -name "$blas" -print -quit 2>/dev/null || true)
     [ -n "$found" ] || {
         echo "$blas is not installed; it comes with CUDA, or as the Python package nvidia-cublas" >&2
         exit 1
@@ -32,14 +32,15 @@ if [ -n "$blas" ]; then
     export LD_LIBRARY_PATH=${found%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 fi
 
+mkdir -p build
+build/cuda/gpu-bench >"$out"
+cat "$out"
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do
-        compute-sanitizer --tool $tool --error-exitcode 9 build/cuda/gpu-bench --quick >build/gpu-$tool.log 2>&1 || {
+        compute-sanitizer --tool $tool --kernel-regex kns=is_ --kernel-regex kns=select_ --error-exitcode 9 build/cuda/gpu-bench --quick >build/gpu-$tool.log 2>&1 || {
             tail -n 40 build/gpu-$tool.log >&2
             echo "compute-sanitizer's $tool found something; all of it is in build/gpu-$tool.log" >&2
             exit 1
         }
     done
 fi
-build/cuda/gpu-bench >"$out"
-cat "$out"

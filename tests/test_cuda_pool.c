@@ -313,6 +313,26 @@ static void a_batch_larger_than_the_pool(void **state)
 
 /* ------------------------------------------------------------ dropping */
 
+/* In the buffers that it came by too, whichever of them. */
+static void what_is_dropped_is_nowhere(void **state)
+{
+    (void)state;
+    world w;
+    static uint8_t bytes[5000];
+    is_device_pool_pin *pin;
+    assert_int_equal(begin(&w, 4, (is_device_pool_settings){.budget = 1 << 16, .slot_bytes = 2048, .slots = 4}, 0),
+                     IS_OK);
+    fill(bytes, sizeof bytes, 7, 1);
+    is_device_pool_want want = want_of(7, 1, sizeof bytes, bytes);
+    assert_int_equal(is_device_pool_take(w.pool, &want, 1, w.streams[0], &w.err), IS_OK);
+    pin = want.pin;
+    assert_true(fake_holds(bytes, 2048) && fake_holds(bytes + 4096, 900));
+    assert_int_equal(is_device_pool_release(w.pool, &pin, 1, w.streams[0], &w.err), IS_OK);
+    drop(&w, 7);
+    assert_false(fake_holds(bytes, 16) || fake_holds(bytes + 2048, 16) || fake_holds(bytes + 4096, 16));
+    end(&w);
+}
+
 static void what_is_dropped_is_zeroed(void **state)
 {
     (void)state;
@@ -552,6 +572,7 @@ int main(void)
         cmocka_unit_test(nothing_goes_in_vain),
         cmocka_unit_test(memory_waits_for_its_readers),
         cmocka_unit_test(a_batch_larger_than_the_pool),
+        cmocka_unit_test(what_is_dropped_is_nowhere),
         cmocka_unit_test(what_is_dropped_is_zeroed),
         cmocka_unit_test(what_is_evicted_is_zeroed),
         cmocka_unit_test(what_cannot_be_waited_for_stays),

@@ -240,8 +240,11 @@ static is_status compare_gather(setup *s, size_t *wrong, is_error *err)
 {
     void *back = NULL;
     size_t size = s->views[0].size;
-    is_status status = is_device_gather(s->cache, s->chunks, s->chunks_on_device, s->prompts[0].blocks,
-                                        s->prompts[0].n_blocks, 0, s->stream, err);
+    size_t front = (size_t)(is_chunk_layer(&s->views[0], 0).k - s->views[0].bytes);
+    is_status status = is_cuda_zero((uint8_t *)s->chunks_on_device + front, size - front, s->stream, err);
+    if (status == IS_OK)
+        status = is_device_gather(s->cache, s->chunks, s->chunks_on_device, s->prompts[0].blocks,
+                                  s->prompts[0].n_blocks, 0, s->stream, err);
     if (status == IS_OK) status = is_cuda_host_malloc(size, &back, err);
     if (status == IS_OK) status = is_cuda_to_host(back, s->chunks_on_device, size, s->stream, err);
     if (status == IS_OK) status = is_cuda_stream_wait(s->stream, err);

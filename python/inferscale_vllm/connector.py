@@ -215,8 +215,10 @@ class InferScaleConnector(KVConnectorBase_V1):
             return
         begun = time.perf_counter()
         results = [(load, *self._worker.load(load)) for load in loads]
-        # A graph of the whole step has no place where a layer could be waited for.
-        failure = self._worker.start(by_layer=forward_context.cudagraph_runtime_mode != CUDAGraphMode.FULL)
+        # A graph of the whole step has no place where a layer could be waited for; a model runner that is about to replay one may not say so
+        # in its context, but has no attention metadata in it then.
+        by_layer = forward_context.attn_metadata is not None and forward_context.cudagraph_runtime_mode != CUDAGraphMode.FULL
+        failure = self._worker.start(by_layer)
         self._count_once(inject_seconds=time.perf_counter() - begun)
         for load, loaded, why in results:
             self._take_result(load, load.begin if failure else loaded, failure or why)
@@ -242,6 +244,7 @@ class InferScaleConnector(KVConnectorBase_V1):
         pass
 
     def wait_for_save(self):
+        self._worker.end()
         for store in self._get_connector_metadata().stores:
             if self._worker.store(store):
                 self._count_once(stored_chunks=1)

@@ -97,6 +97,10 @@ class Worker:
         if len(shape) != 4 or dtype not in DTYPES:
             raise Unsupported(f"a cache of {dtype} in the shape {list(shape)}; known are [blocks, heads, tokens, 2 * width] of bfloat16 or float16")
         _, heads, block_tokens, both = shape
+        if block_tokens != vllm_config.cache_config.block_size:
+            raise Unsupported(f"a cache in blocks of {block_tokens} tokens under a scheduler that has blocks of {vllm_config.cache_config.block_size}; "
+                              f"start vLLM with --block-size {block_tokens}")
+        self._check_failed_loads(vllm_config)
         module = engine_rope()
         extra = transfer_config.get_from_extra_config
         config = {
@@ -110,15 +114,25 @@ class Worker:
         known = vllm_config.compilation_config.static_forward_context
         layers, caches = [known[name] for name in names], [kv_caches[name] for name in names]
         learnt = [self._learn(layer, cache) for layer, cache in zip(layers, caches)]
+        learnt = [[block.cpu() for block in pair] for pair in learnt]  # the library reads them on the host
         if self.in_reach(caches[0]) or self._take_device(names, caches[0].device, int(extra("device_budget", 2 << 30))):
             for number, (cache, (low, high)) in enumerate(zip(caches, learnt)):
                 self._handle.cache(number, cache.data_ptr(), cache.stride(0) * cache.element_size(), cache.shape[0], block_tokens,
                                    low.data_ptr(), high.data_ptr(), cache.stride(0))
             self._way = self._handle
         else:
-            self._way = Staging(self._handle, layers, caches, [learnt_order(low, high) for low, high in learnt])
+            self._way = Staging(self._handle, layers, caches, [learnt_order(low, high).to(caches[0].device) for low, high in learnt])
         logger.info("chunks in %s are injected: %d layers, %d heads of %d, blocks of %d tokens in %s memory", config["folder"], len(names), heads,
                     both // 2, block_tokens, caches[0].device.type)
+
+    @staticmethod
+    def _check_failed_loads(vllm_config):
+        """A chunk may be gone in any step, and the engine must then compute its tokens. vLLM up to 0.33 does not in these two ways of working
+        (github.com/vllm-project/vllm/issues/49250)."""
+        if vllm_config.scheduler_config.async_scheduling:
+            raise Unsupported("vLLM does not compute what failed to load when it schedules asynchronously; start it with --no-async-scheduling")
+        if getattr(vllm_config, "use_v2_model_runner", False):
+            raise Unsupported("vLLM's second model runner does not compute what failed to load; start it with VLLM_USE_V2_MODEL_RUNNER=0")
 
     @staticmethod
     def in_reach(cache) -> bool:
@@ -215,6 +229,12 @@ class Worker:
         if self._waits and layer_name in self._numbers:
             self._handle.wait(self._numbers[layer_name])
 
+    def end(self):
+        """The forward pass is over. Layers that nobody waited for are in what comes behind it."""
+        if self._waits:
+            self._handle.wait(len(self._numbers) - 1)
+        self._waits = None
+
     def store(self, store) -> bool:
         if self._handle is None:
             logger.error("no chunk is made: %s", self.why_not)
@@ -229,4 +249,4 @@ class Worker:
     def close(self):
         if self._handle is not None:
             self._handle.close()
-            self._handle = self._way = None
+            self._handle = self._way = self._device = self._waits = None

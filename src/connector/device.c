@@ -41,7 +41,7 @@ is_status is_load_on_device(is_connector *c, is_held *h, const uint32_t *blocks,
     if (status != IS_OK) return status;
     is_dev_prompt prompt = {h->placed, h->pins, h->numbers, (const uint8_t(*)[IS_KEY_BYTES])h->keys, h->n, blocks,
                             n_blocks,  begin,   end};
-    status = is_dev_add(c->dev, &prompt, reach, err);
+    status = is_dev_add(c->dev, &prompt, reach, c->stream, err);
     for (uint32_t i = 0; i < h->n; i++) h->pins[i] = NULL; /* the other side's now */
     return status;
 }

@@ -45,10 +45,11 @@ typedef struct is_dev_prompt {
 } is_dev_prompt;
 
 /*
- * Adds a prompt to those that are started next.  *reach: up to where its chunks found room on the device, at most end.
- * Owns the pins from then on, also when it fails.
+ * Adds a prompt to those that are started next.  Where its chunks find no room beside those of the others, these are
+ * started now, and waited for.  *reach: up to where its chunks found room on the device alone, at most end.  Owns the
+ * pins from then on, also when it fails.  stream: as for is_dev_start.
  */
-is_status is_dev_add(is_dev *dev, const is_dev_prompt *prompt, uint32_t *reach, is_error *err);
+is_status is_dev_add(is_dev *dev, const is_dev_prompt *prompt, uint32_t *reach, void *stream, is_error *err);
 /* Writes what was added, behind all that is in the engine's stream now.  On failure the blocks hold anything. */
 is_status is_dev_start(is_dev *dev, void *stream, is_error *err);
 /* What is put into the engine's stream from now on waits for this layer of what was started. */

@@ -23,6 +23,7 @@ typedef struct added {
     uint32_t *blocks;
     size_t n_blocks;
     uint32_t n, n_pins, begin, end;
+    uint32_t n_whole; /* of the n, the first that are there whole */
 } added;
 
 struct is_dev {
@@ -55,6 +56,7 @@ is_status is_dev_open(uint32_t device, uint64_t budget, is_tier *tier, is_dev **
     (void)pthread_mutex_init(&d->lock, NULL);
     is_device_pool_settings settings = {.budget = budget};
     is_status status = is_cuda_use(device, err);
+    if (status == IS_OK) status = is_cuda_ready(err);
     if (status == IS_OK) status = is_device_pool_open(&settings, &d->pool, err);
     if (status == IS_OK) status = is_cuda_stream_new(&d->stream, err);
     if (status == IS_OK) status = is_cuda_event_new(&d->before, err);
@@ -151,33 +153,63 @@ static bool copy_prompt(const is_dev_prompt *p, added *a)
     return true;
 }
 
+/* The first chunk that has tokens behind p->begin: those before it are there already. */
+static uint32_t first_wanted(const is_dev_prompt *p)
+{
+    uint32_t i = 0;
+    while (i < p->n && (uint32_t)p->placed[i].position + p->placed[i].chunk->info.n_tokens <= p->begin) i++;
+    return i;
+}
+
 /* Onto the device, in order, up to the first chunk that there is no room for. */
 static is_status promote(is_dev *d, const is_dev_prompt *p, added *a, uint32_t *reach, is_error *err)
 {
+    uint32_t first = first_wanted(p);
     is_device_pool_want *wants = calloc(p->n + 1, sizeof *wants);
     if (wants == NULL) return is_fail(err, IS_ENOMEM, "no memory for %u chunks", p->n);
-    for (uint32_t i = 0; i < p->n; i++) {
+    for (uint32_t i = first; i < p->n; i++) {
         const is_chunk *chunk = p->placed[i].chunk;
         wants[i] = (is_device_pool_want){.number = p->numbers[i], .bytes = chunk->bytes, .size = chunk->size};
         memcpy(wants[i].key, p->keys[i], sizeof wants[i].key);
     }
-    is_status status = is_device_pool_take(d->pool, wants, p->n, d->stream, err);
-    bool whole = true;
-    *reach = 0;
-    for (uint32_t i = 0; status == IS_OK && i < p->n; i++) {
+    is_status status = is_device_pool_take(d->pool, wants + first, p->n - first, d->stream, err);
+    *reach = p->begin;
+    a->n = status == IS_OK ? p->n : 0;
+    a->n_whole = first;
+    for (uint32_t i = 0; i < a->n; i++) {
         a->on_device[i] = wants[i].pin;
-        a->n = i + 1;
-        whole = whole && wants[i].pin != NULL;
-        if (!whole) continue;
-        a->placed[i] =
-            (is_device_placed){p->placed[i].chunk, is_device_pool_memory(wants[i].pin), p->placed[i].position};
+        a->placed[i] = (is_device_placed){.chunk = p->placed[i].chunk, .position = p->placed[i].position};
+        if (wants[i].pin == NULL || a->n_whole != i) continue;
+        a->placed[i].bytes = is_device_pool_memory(wants[i].pin);
+        a->n_whole = i + 1;
         *reach = (uint32_t)p->placed[i].position + p->placed[i].chunk->info.n_tokens;
     }
     free(wants);
     return status;
 }
 
-is_status is_dev_add(is_dev *d, const is_dev_prompt *p, uint32_t *reach, is_error *err)
+static bool grow_prompts(is_dev *d)
+{
+    if (d->n < d->room) return true;
+    added *grown = realloc(d->prompts, (2 * d->room + 8) * sizeof *grown);
+    if (grown == NULL) return false;
+    d->prompts = grown;
+    d->room = 2 * d->room + 8;
+    return true;
+}
+
+/* Once more, when those that were added before are written and their chunks can go. */
+static is_status promote_alone(is_dev *d, const is_dev_prompt *p, added *a, uint32_t *reach, void *stream,
+                               is_error *err)
+{
+    is_status status = is_device_pool_release(d->pool, a->on_device, a->n, d->stream, err);
+    a->n = 0;
+    if (status == IS_OK) status = is_dev_start(d, stream, err);
+    if (status == IS_OK) status = is_cuda_stream_wait(d->stream, err);
+    return status == IS_OK ? promote(d, p, a, reach, err) : status;
+}
+
+is_status is_dev_add(is_dev *d, const is_dev_prompt *p, uint32_t *reach, void *stream, is_error *err)
 {
     added a = {0};
     is_status status = IS_OK;
@@ -188,14 +220,10 @@ is_status is_dev_add(is_dev *d, const is_dev_prompt *p, uint32_t *reach, is_erro
         return is_fail(err, IS_ENOMEM, "no memory for a prompt of %u chunks", p->n);
     }
     if (d->cache == NULL) status = is_fail(err, IS_EINVAL, "the connector does not know the cache yet");
-    if (status == IS_OK && d->n == d->room) {
-        added *grown = realloc(d->prompts, (2 * d->room + 8) * sizeof *grown);
-        if (grown == NULL) status = is_fail(err, IS_ENOMEM, "no memory for one more prompt");
-        if (grown != NULL) d->prompts = grown;
-        if (grown != NULL) d->room = 2 * d->room + 8;
-    }
+    if (status == IS_OK && !grow_prompts(d)) status = is_fail(err, IS_ENOMEM, "no memory for one more prompt");
     if (status == IS_OK) status = is_cuda_use(d->device, err);
     if (status == IS_OK) status = promote(d, p, &a, reach, err);
+    if (status == IS_OK && *reach < p->end && d->n > 0) status = promote_alone(d, p, &a, reach, stream, err);
     if (*reach > p->end) *reach = p->end;
     a.end = *reach;
     if (status != IS_OK || a.end <= a.begin) {
@@ -228,9 +256,7 @@ is_status is_dev_start(is_dev *d, void *stream, is_error *err)
         prompts != NULL ? is_cuda_use(d->device, err) : is_fail(err, IS_ENOMEM, "no memory for %zu prompts", d->n);
     for (size_t i = 0; prompts != NULL && i < d->n; i++) {
         const added *a = &d->prompts[i];
-        uint32_t n = 0;
-        while (n < a->n && a->placed[n].chunk != NULL) n++;
-        prompts[i] = (is_device_prompt){a->placed, n, a->blocks, a->n_blocks, a->begin, a->end};
+        prompts[i] = (is_device_prompt){a->placed, a->n_whole, a->blocks, a->n_blocks, a->begin, a->end};
     }
     if (status == IS_OK) status = write_layers(d, prompts, stream, err);
     free(prompts);
@@ -248,7 +274,10 @@ is_status is_dev_wait(is_dev *d, uint32_t layer, void *stream, is_error *err)
 {
     if (layer >= d->layout.n_layers) return is_fail(err, IS_EINVAL, "layer %u of %u", layer, d->layout.n_layers);
     is_status status = is_cuda_use(d->device, err);
-    return status == IS_OK ? is_cuda_stream_after(stream, d->written[layer], err) : status;
+    if (status != IS_OK) return status;
+    status = is_cuda_stream_after(stream, d->written[layer], err);
+    /* Else the host waits, which is as good. */
+    return status == IS_OK || is_cuda_stream_wait(d->stream, NULL) != IS_OK ? status : IS_OK;
 }
 
 /* ------------------------------------------------------------ reading */
@@ -267,6 +296,15 @@ static is_status reserve_pinned(is_dev *d, size_t size, is_error *err)
     return IS_OK;
 }
 
+/* Bytes of a begun chunk in front of its rows. */
+static size_t front_of(void *chunk)
+{
+    uint8_t *k, *v;
+    uint32_t first, n;
+    is_chunk_rows_mut(chunk, 0, &k, &v, &first, &n);
+    return (size_t)(k - (uint8_t *)chunk);
+}
+
 is_status is_dev_read(is_dev *d, const uint32_t *blocks, size_t n_blocks, uint32_t begin, void *chunk, size_t size,
                       void *stream, is_error *err)
 {
@@ -280,9 +318,10 @@ is_status is_dev_read(is_dev *d, const uint32_t *blocks, size_t n_blocks, uint32
     if (pin == NULL)
         return is_fail(err, IS_ENOMEM, "the device has no room for a chunk of %zu bytes; give it a larger budget",
                        size);
-    memcpy(d->pinned, chunk, size); /* its header and records; the rows come back over the rest */
     uint8_t *memory = is_device_pool_memory(pin);
-    status = is_cuda_to_device(memory, d->pinned, size, stream, err);
+    size_t front = front_of(chunk); /* its header and records; the rows are the device's to bring */
+    memcpy(d->pinned, chunk, front);
+    status = is_cuda_to_device(memory, d->pinned, front, stream, err);
     if (status == IS_OK) status = is_device_gather(d->cache, chunk, memory, blocks, n_blocks, begin, stream, err);
     if (status == IS_OK) status = is_cuda_to_host(d->pinned, memory, size, stream, err);
     is_status gone = is_device_pool_release(d->pool, &pin, 1, stream, status == IS_OK ? err : NULL);
@@ -290,6 +329,7 @@ is_status is_dev_read(is_dev *d, const uint32_t *blocks, size_t n_blocks, uint32
     is_status ended = is_cuda_stream_wait(stream, status == IS_OK ? err : NULL);
     if (status == IS_OK) status = ended;
     if (status == IS_OK) memcpy(chunk, d->pinned, size);
+    if (ended == IS_OK) explicit_bzero(d->pinned, size); /* it may be forgotten as soon as it is stored */
     return status;
 }
 

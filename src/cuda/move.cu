@@ -50,3 +50,10 @@ is_status is_cuda_gather(const is_move *move, is_cuda_stream *stream, is_error *
 {
     return launch(gather_of(move), move, stream, "launching gather", err);
 }
+
+is_status is_cuda_ready(is_error *err)
+{
+    cudaFuncAttributes attributes;
+    return is_cuda_said(cudaFuncGetAttributes(&attributes, is_gather_kernel<IS_CELL_F16, IS_CELL_F16>),
+                        "looking for kernels of this device", 0, err);
+}

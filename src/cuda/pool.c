@@ -441,8 +441,9 @@ is_status is_device_pool_drop(is_device_pool *pool, int64_t number, is_error *er
         if (e->number == number) put_out(pool, e); /* held by whoever fills it, and zeroed when that ends */
         e = newer;
     }
+    is_status wiped = is_upload_wipe(pool->upload, status == IS_OK ? err : NULL); /* it may have come by them */
     (void)pthread_mutex_unlock(&pool->mutex);
-    return status;
+    return status == IS_OK ? wiped : status;
 }
 
 /* ------------------------------------------------------------ looking */

@@ -88,7 +88,8 @@ is_status is_device_pool_release(is_device_pool *pool, is_device_pool_pin *const
 
 /*
  * The number's chunk is out of use, published or only reserved: not found from now on, and zeroed behind its last
- * reader.  On failure it is not found either, and later calls try again to zero it.
+ * reader, and so are the staging buffers, for which this waits until copies under way are done.  On failure it is not
+ * found either, and later calls try again to zero it.
  */
 is_status is_device_pool_drop(is_device_pool *pool, int64_t number, is_error *err);
 

@@ -27,6 +27,9 @@ uint32_t is_cuda_devices(void);
 /* Makes this device the calling thread's; every thread that calls the functions below does it first. */
 is_status is_cuda_use(uint32_t device, is_error *err);
 
+/* IS_EUNSUPPORTED: the kernels were not compiled for the calling thread's device. */
+is_status is_cuda_ready(is_error *err);
+
 /* Device memory, aligned to 256 bytes.  Free waits for the device. */
 is_status is_cuda_malloc(size_t size, void **out, is_error *err);
 void is_cuda_free(void *memory);

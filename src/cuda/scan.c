@@ -358,6 +358,7 @@ is_status is_device_scan_new(const is_device_scan_settings *settings, is_device_
     scan->round = settings->round ? settings->round : ROUND;
     pthread_mutex_init(&scan->mutex, NULL);
     is_status status = is_cuda_use(scan->device, err);
+    if (status == IS_OK) status = is_cuda_ready(err);
     if (status == IS_OK) status = is_cuda_stream_new(&scan->stream, err);
     if (status == IS_OK) status = is_matrices_new(scan->dim, settings->budget, scan->stream, &scan->matrices, err);
     if (status != IS_OK) {

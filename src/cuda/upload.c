@@ -15,6 +15,7 @@ struct is_upload {
     uint64_t marked, settled; /* newest mark; newest that is known to have happened */
     size_t slot_bytes;
     uint32_t n_slots, next;
+    bool holds; /* a slot may have somebody's bytes */
     slot slots[];
 };
 
@@ -63,6 +64,7 @@ is_status is_upload_copy(is_upload *upload, uint8_t *device, const void *bytes, 
         is_status status = is_cuda_event_wait(s->sent, err);
         if (status != IS_OK) return status;
         memcpy(s->host, from, part);
+        upload->holds = true;
         status = is_cuda_to_device(device, s->host, part, upload->stream, err);
         if (status == IS_OK) status = is_cuda_event_record(s->sent, upload->stream, err);
         if (status != IS_OK) return status;
@@ -72,6 +74,17 @@ is_status is_upload_copy(is_upload *upload, uint8_t *device, const void *bytes, 
         size -= part;
     }
     return IS_OK;
+}
+
+is_status is_upload_wipe(is_upload *upload, is_error *err)
+{
+    is_status status = IS_OK;
+    for (uint32_t i = 0; upload->holds && i < upload->n_slots && status == IS_OK; i++) {
+        status = is_cuda_event_wait(upload->slots[i].sent, err);
+        if (status == IS_OK) explicit_bzero(upload->slots[i].host, upload->slot_bytes);
+    }
+    if (status == IS_OK) upload->holds = false;
+    return status;
 }
 
 is_status is_upload_zero(is_upload *upload, uint8_t *device, size_t size, is_error *err)

@@ -22,6 +22,8 @@ void is_upload_close(is_upload *upload);
  * of the copy is not to be read. */
 is_status is_upload_copy(is_upload *upload, uint8_t *device, const void *bytes, size_t size, is_error *err);
 is_status is_upload_zero(is_upload *upload, uint8_t *device, size_t size, is_error *err);
+/* Zeroes the staging buffers, if any was used since; waits for the copies out of them, which are short. */
+is_status is_upload_wipe(is_upload *upload, is_error *err);
 /* What is put in from now on waits for the event. */
 is_status is_upload_after(is_upload *upload, is_cuda_event *event, is_error *err);
 

@@ -191,6 +191,13 @@ is_status is_cuda_use(uint32_t device, is_error *err)
     return device == 0 ? IS_OK : is_fail(err, IS_EUNSUPPORTED, "the fake device is device 0");
 }
 
+is_status is_cuda_ready(is_error *err)
+{
+    is_status status = fake_enter("is_cuda_ready", IS_EUNSUPPORTED, err);
+    if (status == IS_OK) fake_unlock();
+    return status;
+}
+
 /* ------------------------------------------------------------ streams and events */
 
 is_status is_cuda_stream_new(is_cuda_stream **out, is_error *err)

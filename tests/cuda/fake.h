@@ -27,7 +27,7 @@ void fake_finish(void);
 void fake_put(is_cuda_stream *stream, void (*run)(void *args), const void *args, size_t size);
 /* Whether all device memory is zero, when all operations have run. */
 bool fake_is_zero(void);
-/* Whether these bytes stand anywhere in device memory, when all operations have run. */
+/* Whether these bytes stand anywhere in device or pinned memory, when all operations have run. */
 bool fake_holds(const void *bytes, size_t size);
 
 /* The n-th call from now on that can fail does so, 1 the next one, and nothing happens in it; 0: none. */

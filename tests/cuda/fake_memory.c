@@ -42,6 +42,8 @@ bool fake_holds(const void *bytes, size_t size)
     bool holds = false;
     for (const block *m = fake.device; m != NULL && !holds; m = m->next)
         holds = m->live && memmem(m->base, m->size, bytes, size) != NULL;
+    for (const block *m = fake.host; m != NULL && !holds; m = m->next)
+        holds = m->live && memmem(m->base, m->size, bytes, size) != NULL;
     fake_protect(PROT_NONE);
     fake_unlock();
     return holds;

@@ -97,3 +97,15 @@ def rotated(k, shift):
 def test_a_writer_that_loses_elements_is_refused():
     with pytest.raises(RuntimeError, match="leaves elements out"):
         learnt_order(torch.tensor([1, 2, 4, 0], dtype=torch.int16), torch.zeros(4, dtype=torch.int16))
+
+
+@pytest.mark.parametrize("asynchronous, second, why", [(True, False, "--no-async-scheduling"), (False, True, "VLLM_USE_V2_MODEL_RUNNER=0"), (False, False, "")])
+def test_where_a_failed_load_is_not_computed_nothing_is_injected(asynchronous, second, why):
+    sys.path.insert(0, str(ROOT / "python"))
+    from inferscale_vllm.worker import Unsupported, Worker
+
+    config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=asynchronous), use_v2_model_runner=second)
+    if not why:
+        return Worker._check_failed_loads(config)
+    with pytest.raises(Unsupported, match=why):
+        Worker._check_failed_loads(config)
