@@ -152,7 +152,7 @@ cuda-build: $(CUDA_KERNELS:%.cu=build/cuda/%.o)
 # The same as without CUDA, and the way into caches on a GPU; CUDA's own runtime is in it.
 CUDA_LINK := -L$(CUDA_DIR)/lib -L$(CUDA_DIR)/lib64 -lcudart_static -ldl -lrt
 
-build/cuda/libinferscale-connector.so: $(CONNECTOR_SRC:%.c=build/shared/%.o) build/shared/src/cuda/connector.o \
+build/cuda/libinferscale-connector.so: $(CONNECTOR_SRC:%.c=build/shared/%.o) build/shared/src/cuda/dev.o \
         build/cuda/libinferscale-cuda.a
 	@$(CXX) -shared -pthread -Wl,--exclude-libs,ALL -o $@ $^ -ljansson -lxxhash -lm $(CUDA_LINK)
 

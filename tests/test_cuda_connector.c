@@ -335,7 +335,7 @@ static void what_has_no_room_is_left_out(void **state)
 
 static size_t on_device(const bench *b)
 {
-    is_listed *listed;
+    is_device_pool_listed *listed;
     size_t n;
     assert_int_equal(is_dev_list(b->device.connector->dev, &listed, &n, NULL), IS_OK);
     free(listed);

@@ -27,16 +27,16 @@ int is_connector_done(is_status status, const is_error *err, char *text)
 /* ------------------------------------------------------------ forgotten chunks */
 
 /* Asked again under the lock: a chunk that was forgotten may have been made anew since it was listed. */
-static void drop_if_forgotten(const is_connector *c, const is_listed *held)
+static void drop_if_forgotten(const is_connector *c, int64_t number, const uint8_t bytes_of_key[IS_KEY_BYTES])
 {
     char key[IS_CONNECTOR_KEY + 1], name[IS_PART_NAME];
-    is_part_key_of(held->key, key);
+    is_part_key_of(bytes_of_key, key);
     is_part_name(key, c->rank, c->world, name);
     if (faccessat(c->folder_fd, name, R_OK, 0) == 0) return;
     if (c->dev != NULL) is_dev_lock(c->dev);
     if (faccessat(c->folder_fd, name, R_OK, 0) != 0) {
-        is_tier_drop(c->tier, held->fact);
-        if (c->dev != NULL) is_dev_drop(c->dev, held->fact);
+        is_tier_drop(c->tier, number);
+        if (c->dev != NULL) is_dev_drop(c->dev, number);
     }
     if (c->dev != NULL) is_dev_unlock(c->dev);
 }
@@ -45,12 +45,15 @@ static void drop_if_forgotten(const is_connector *c, const is_listed *held)
 static void drop_forgotten(const is_connector *c)
 {
     is_listed *held;
+    is_device_pool_listed *on_device;
     size_t n;
-    for (int tier = 0; tier < (c->dev != NULL ? 2 : 1); tier++) {
-        if ((tier == 0 ? is_tier_list(c->tier, &held, &n, NULL) : is_dev_list(c->dev, &held, &n, NULL)) != IS_OK)
-            continue;
-        for (size_t i = 0; i < n; i++) drop_if_forgotten(c, &held[i]);
+    if (is_tier_list(c->tier, &held, &n, NULL) == IS_OK) {
+        for (size_t i = 0; i < n; i++) drop_if_forgotten(c, held[i].fact, held[i].key);
         free(held);
+    }
+    if (c->dev != NULL && is_dev_list(c->dev, &on_device, &n, NULL) == IS_OK) {
+        for (size_t i = 0; i < n; i++) drop_if_forgotten(c, on_device[i].number, on_device[i].key);
+        free(on_device);
     }
 }
 

@@ -1,7 +1,12 @@
-/* What the connector does where the engine's cache is on a GPU: device.h from the interface's side. */
-#include "device.h"
+/* What the connector does where the engine's cache is on a GPU, by cuda/dev.h. */
+#include <stdlib.h>
 
 #include "internal.h"
+
+static void unpin(void *user, void *pin)
+{
+    is_tier_unpin(user, pin, false);
+}
 
 int is_connector_device(is_connector *c, uint32_t device, uint64_t budget, char *text)
 {
@@ -13,7 +18,7 @@ int is_connector_device(is_connector *c, uint32_t device, uint64_t budget, char 
     else if (c->dev != NULL)
         status = is_fail(&err, IS_EINVAL, "the connector has a device already");
     else
-        status = is_dev_open(device, budget, c->tier, &dev, &err);
+        status = is_dev_open(device, budget, unpin, c->tier, &dev, &err);
     if (dev != NULL) c->dev = dev;
     return is_connector_done(status, &err, text);
 }
@@ -27,9 +32,23 @@ void is_connector_stream(is_connector *c, void *stream)
 static is_status tell(is_connector *c, is_error *err)
 {
     if (c->dev_is_told) return IS_OK;
-    for (uint32_t l = 0; l < c->layout.n_layers; l++)
-        if (c->caches[l].base == NULL) return is_fail(err, IS_EINVAL, "the cache of layer %u is not known yet", l);
-    is_status status = is_dev_cache(c->dev, &c->layout, c->caches, err);
+    uint32_t n_layers = c->layout.n_layers, block_tokens = 0, n_blocks = UINT32_MAX;
+    is_device_layer *layers = malloc(n_layers * sizeof *layers);
+    if (layers == NULL) return is_fail(err, IS_ENOMEM, "no memory for the description of the cache");
+    is_status status = IS_OK;
+    for (uint32_t l = 0; l < n_layers && status == IS_OK; l++) {
+        const is_paged_cache *cache = &c->caches[l];
+        if (cache->base == NULL || (l > 0 && cache->order->block_tokens != block_tokens)) {
+            status =
+                is_fail(err, IS_EINVAL, "the cache of layer %u is not known yet, or has blocks of its own size", l);
+            continue;
+        }
+        block_tokens = cache->order->block_tokens;
+        if (cache->n_blocks < n_blocks) n_blocks = cache->n_blocks;
+        layers[l] = is_device_layer_of(cache->order, cache->base, cache->block_stride);
+    }
+    if (status == IS_OK) status = is_dev_cache(c->dev, &c->layout, layers, block_tokens, n_blocks, err);
+    free(layers);
     c->dev_is_told = status == IS_OK;
     return status;
 }
@@ -39,8 +58,11 @@ is_status is_load_on_device(is_connector *c, is_held *h, const uint32_t *blocks,
 {
     is_status status = tell(c, err);
     if (status != IS_OK) return status;
-    is_dev_prompt prompt = {h->placed, h->pins, h->numbers, (const uint8_t(*)[IS_KEY_BYTES])h->keys, h->n, blocks,
-                            n_blocks,  begin,   end};
+    is_dev_prompt prompt = {h->placed,  (void *const *)h->pins,
+                            h->numbers, (const uint8_t(*)[IS_KEY_BYTES])h->keys,
+                            h->n,       blocks,
+                            n_blocks,   begin,
+                            end};
     status = is_dev_add(c->dev, &prompt, reach, c->stream, err);
     for (uint32_t i = 0; i < h->n; i++) h->pins[i] = NULL; /* the other side's now */
     return status;

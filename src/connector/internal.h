@@ -6,10 +6,10 @@
 
 #include <pthread.h>
 
+#include "../cuda/dev.h"
 #include "../kv/paged.h"
 #include "../store/store_internal.h" /* the host tier */
 #include "connector.h"
-#include "device.h"
 
 #define IS_PART_NAME 64
 

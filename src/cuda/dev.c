@@ -1,17 +1,15 @@
 /*
- * A connector's way into an engine's cache on a GPU, connector/device.h.
+ * Chunks into an engine's cache on a GPU, dev.h.
  *
- * Two streams: the engine's, which each call names, and one of the connector's own, on which chunks are written.  What
+ * Two streams: the engine's, which each call names, and one of this part's own, on which chunks are written.  What
  * is written waits for the engine's stream as it was when the writing began, since the blocks may have had another use
  * before; and the engine's stream waits for each layer before it reads it.
  */
-#include "../connector/device.h"
+#include "dev.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "cache.h"
-#include "pool.h"
 
 #define SCRATCH INT64_MIN /* the number of what is only underway; chunks' numbers are not negative */
 
@@ -19,7 +17,7 @@
 typedef struct added {
     is_device_placed *placed;       /* [n] */
     is_device_pool_pin **on_device; /* [n] */
-    is_pin **pins;                  /* [n_pins], of the host tier */
+    void **pins;                    /* [n_pins] */
     uint32_t *blocks;
     size_t n_blocks;
     uint32_t n, n_pins, begin, end;
@@ -28,7 +26,8 @@ typedef struct added {
 
 struct is_dev {
     uint32_t device;
-    is_tier *tier;
+    is_unpin_fn unpin;
+    void *user;
     is_device_pool *pool;
     is_layout layout;
     is_device_cache *cache;
@@ -44,7 +43,7 @@ struct is_dev {
 
 /* ------------------------------------------------------------ opening */
 
-is_status is_dev_open(uint32_t device, uint64_t budget, is_tier *tier, is_dev **out, is_error *err)
+is_status is_dev_open(uint32_t device, uint64_t budget, is_unpin_fn unpin, void *user, is_dev **out, is_error *err)
 {
     *out = NULL;
     if (device >= is_cuda_devices())
@@ -52,7 +51,8 @@ is_status is_dev_open(uint32_t device, uint64_t budget, is_tier *tier, is_dev **
     is_dev *d = calloc(1, sizeof *d);
     if (d == NULL) return is_fail(err, IS_ENOMEM, "no memory for the device's side of the connector");
     d->device = device;
-    d->tier = tier;
+    d->unpin = unpin;
+    d->user = user;
     (void)pthread_mutex_init(&d->lock, NULL);
     is_device_pool_settings settings = {.budget = budget};
     is_status status = is_cuda_use(device, err);
@@ -94,16 +94,9 @@ void is_dev_close(is_dev *d)
     free(d);
 }
 
-is_status is_dev_cache(is_dev *d, const is_layout *layout, const is_paged_cache *caches, is_error *err)
+is_status is_dev_cache(is_dev *d, const is_layout *layout, const is_device_layer *layers, uint32_t block_tokens,
+                       uint32_t n_blocks, is_error *err)
 {
-    is_device_layer *layers = malloc(layout->n_layers * sizeof *layers);
-    if (layers == NULL) return is_fail(err, IS_ENOMEM, "no memory for the description of the cache");
-    uint32_t block_tokens = caches[0].order->block_tokens, n_blocks = caches[0].n_blocks;
-    for (uint32_t l = 0; l < layout->n_layers; l++) {
-        layers[l] = is_device_layer_of(caches[l].order, caches[l].base, caches[l].block_stride);
-        if (caches[l].n_blocks < n_blocks) n_blocks = caches[l].n_blocks;
-        if (caches[l].order->block_tokens != block_tokens) block_tokens = 0;
-    }
     is_device_cache_free(d->cache);
     d->cache = NULL;
     close_events(d);
@@ -112,7 +105,6 @@ is_status is_dev_cache(is_dev *d, const is_layout *layout, const is_paged_cache 
     if (status == IS_OK)
         status = is_device_cache_new(layout, layers, (is_cell)layout->dtype, block_tokens, n_blocks, &d->cache, err);
     for (uint32_t l = 0; status == IS_OK && l < layout->n_layers; l++) status = is_cuda_event_new(&d->written[l], err);
-    free(layers);
     return status;
 }
 
@@ -123,7 +115,7 @@ static is_status let_go(is_dev *d, added *a, is_error *err)
 {
     is_status status = a->n > 0 ? is_cuda_use(d->device, err) : IS_OK; /* it may not have been reached before */
     if (a->n > 0 && status == IS_OK) status = is_device_pool_release(d->pool, a->on_device, a->n, d->stream, err);
-    for (uint32_t i = 0; i < a->n_pins; i++) is_tier_unpin(d->tier, a->pins[i], false);
+    for (uint32_t i = 0; i < a->n_pins; i++) d->unpin(d->user, a->pins[i]);
     free(a->placed);
     free(a->on_device);
     free(a->pins);
@@ -142,14 +134,14 @@ static void forget_prompts(is_dev *d)
 static bool copy_prompt(const is_dev_prompt *p, added *a)
 {
     *a = (added){.n_blocks = p->n_blocks, .begin = p->begin};
-    a->pins = calloc(p->n + 1, sizeof(is_pin *));
+    a->pins = calloc(p->n + 1, sizeof(void *));
     a->placed = calloc(p->n + 1, sizeof *a->placed);
     a->on_device = calloc(p->n + 1, sizeof(is_device_pool_pin *));
     a->blocks = malloc((p->n_blocks + 1) * sizeof *a->blocks);
     if (a->pins == NULL || a->placed == NULL || a->on_device == NULL || a->blocks == NULL) return false;
     memcpy(a->blocks, p->blocks, p->n_blocks * sizeof *a->blocks);
-    for (uint32_t i = 0; i < p->n; i++) a->pins[i] = p->pins[i];
-    a->n_pins = p->n;
+    a->n_pins = p->pins != NULL ? p->n : 0;
+    for (uint32_t i = 0; i < a->n_pins; i++) a->pins[i] = p->pins[i];
     return true;
 }
 
@@ -215,7 +207,7 @@ is_status is_dev_add(is_dev *d, const is_dev_prompt *p, uint32_t *reach, void *s
     is_status status = IS_OK;
     *reach = 0;
     if (!copy_prompt(p, &a)) {
-        for (uint32_t i = 0; i < p->n; i++) is_tier_unpin(d->tier, p->pins[i], false);
+        for (uint32_t i = 0; p->pins != NULL && i < p->n; i++) d->unpin(d->user, p->pins[i]);
         (void)let_go(d, &a, NULL);
         return is_fail(err, IS_ENOMEM, "no memory for a prompt of %u chunks", p->n);
     }
@@ -350,17 +342,7 @@ void is_dev_drop(is_dev *d, int64_t number)
     if (is_cuda_use(d->device, NULL) == IS_OK) (void)is_device_pool_drop(d->pool, number, NULL);
 }
 
-is_status is_dev_list(is_dev *d, is_listed **out, size_t *n, is_error *err)
+is_status is_dev_list(is_dev *d, is_device_pool_listed **out, size_t *n, is_error *err)
 {
-    is_device_pool_listed *listed;
-    is_status status = is_device_pool_list(d->pool, &listed, n, err);
-    *out = NULL;
-    if (status != IS_OK) return status;
-    *out = malloc((*n + 1) * sizeof **out);
-    for (size_t i = 0; *out != NULL && i < *n; i++) {
-        (*out)[i].fact = listed[i].number;
-        memcpy((*out)[i].key, listed[i].key, IS_KEY_BYTES);
-    }
-    free(listed);
-    return *out != NULL ? IS_OK : is_fail(err, IS_ENOMEM, "no memory for a list of the device tier");
+    return is_device_pool_list(d->pool, out, n, err);
 }

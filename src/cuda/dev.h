@@ -1,15 +1,16 @@
 /*
- * The connector's way into caches in a GPU's memory, which src/cuda/connector.c has.  A library that is built without
- * CUDA has none of it: is_dev_open is NULL there, and without what it opens nothing else is called.
+ * Chunks through the device tier into an engine's cache in a GPU's memory: what the connector in vLLM and the embedded
+ * engine have in common.  A program that is built without CUDA has none of it: is_dev_open is NULL there, and without
+ * what it opens nothing else is called.
  *
  * Prompts are added one by one, their chunks promoted to the device tier; then all of them are written at once, layer
- * by layer, on a stream of the connector's own.
+ * by layer, on a stream of its own.
  */
-#ifndef IS_CONNECTOR_DEVICE_H
-#define IS_CONNECTOR_DEVICE_H
+#ifndef IS_CUDA_DEV_H
+#define IS_CUDA_DEV_H
 
-#include "../kv/paged.h"
-#include "../store/store_internal.h" /* the host tier */
+#include "cache.h"
+#include "pool.h"
 
 typedef struct is_dev is_dev;
 
@@ -17,6 +18,7 @@ typedef struct is_dev is_dev;
 #pragma weak is_dev_open
 #pragma weak is_dev_close
 #pragma weak is_dev_cache
+#pragma weak is_device_layer_of
 #pragma weak is_dev_add
 #pragma weak is_dev_start
 #pragma weak is_dev_wait
@@ -26,19 +28,30 @@ typedef struct is_dev is_dev;
 #pragma weak is_dev_drop
 #pragma weak is_dev_list
 
-/* tier: the chunks' in host memory.  budget: bytes of device memory.  IS_EUNSUPPORTED: there is no such device. */
-is_status is_dev_open(uint32_t device, uint64_t budget, is_tier *tier, is_dev **out, is_error *err);
+/* Takes back a pin that came with a prompt, is_dev_prompt.pins.  On the thread that calls. */
+typedef void (*is_unpin_fn)(void *user, void *pin);
+
+/* budget: bytes of chunks in device memory.  IS_EUNSUPPORTED: there is no such device. */
+is_status is_dev_open(uint32_t device, uint64_t budget, is_unpin_fn unpin, void *user, is_dev **out, is_error *err);
 void is_dev_close(is_dev *dev);
 
-/* caches: [layout->n_layers], bases on the device; they and their orders stay.  Called again, it replaces them. */
-is_status is_dev_cache(is_dev *dev, const is_layout *layout, const is_paged_cache *caches, is_error *err);
+/*
+ * Says where the cache is, see is_device_cache_new: layers [layout->n_layers], read before this returns; elements as
+ * the layout's; n_blocks blocks of block_tokens tokens in every layer.  Called again, it replaces what was said before.
+ */
+is_status is_dev_cache(is_dev *dev, const is_layout *layout, const is_device_layer *layers, uint32_t block_tokens,
+                       uint32_t n_blocks, is_error *err);
 
-/* One prompt: n chunks that are pinned in the host tier, with their keys [n][IS_KEY_BYTES] and numbers [n]. */
+/*
+ * One prompt: n chunks, with their keys [n][IS_DEVICE_POOL_KEY], which say all that makes a chunk another one, and
+ * their numbers [n], not negative, of which each has one chunk at a time.  pins: [n] what holds their bytes in host
+ * memory, given back when they are written; NULL: the caller holds them until then.
+ */
 typedef struct is_dev_prompt {
     const is_placed *placed;
-    is_pin *const *pins;
+    void *const *pins;
     const int64_t *numbers;
-    const uint8_t (*keys)[IS_KEY_BYTES];
+    const uint8_t (*keys)[IS_DEVICE_POOL_KEY];
     uint32_t n;
     const uint32_t *blocks;
     uint32_t n_blocks, begin, end;
@@ -65,7 +78,7 @@ void is_dev_unlock(is_dev *dev);
 /* Between the two: the chunk is forgotten. */
 void is_dev_drop(is_dev *dev, int64_t number);
 /* Chunks on the device: *out [n], free(). */
-is_status is_dev_list(is_dev *dev, is_listed **out, size_t *n, is_error *err);
+is_status is_dev_list(is_dev *dev, is_device_pool_listed **out, size_t *n, is_error *err);
 
 #pragma GCC visibility pop
 
