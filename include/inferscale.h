@@ -116,7 +116,9 @@ typedef struct is_options {
     const char *recipe;           /* NULL: the store's own, "primed:32" when new  */
     const char *system_prompt;    /* NULL: the default; part of the header        */
     uint64_t host_budget;         /* bytes for chunks in host memory              */
-    uint64_t device_budget;       /* bytes for embeddings in the first GPU's memory; 0: the host scans them. */
+    uint64_t device_chunks;       /* bytes for chunks in the first GPU's memory, where the model is; 0: it is not */
+                                  /* on a GPU, or chunks stay on the host                                  */
+    uint64_t device_vectors;      /* bytes for embeddings in the first GPU's memory; 0: the host scans them. */
                                   /* IS_EUNSUPPORTED: no GPU, or built without CUDA                         */
     uint64_t conversation_budget; /* bytes for turns of conversations; 0: they are prefilled each time */
     uint32_t context;             /* tokens per sequence; 0: the model's, <= 8192 */

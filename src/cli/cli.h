@@ -35,7 +35,8 @@ typedef struct is_cli {
     const char *upstreams, *upstream_model, *upstream_key; /* in place of model; NULL: none */
     uint32_t context, slots, threads;                      /* 0: the library's default */
     uint64_t host_budget;                                  /* bytes; 0: the library's default */
-    uint64_t device_budget;                                /* bytes; 0: none */
+    uint64_t device_chunks;                                /* bytes; 0: none */
+    uint64_t device_vectors;                               /* bytes; 0: none */
     is_scope scope;
     bool json, quiet;
     char **args; /* what is no option */

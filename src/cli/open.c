@@ -122,7 +122,8 @@ is_status is_cli_open(const is_cli *cli, unsigned needs, is_memory **out, is_err
     options.store = store;
     options.recipe = cli->recipe;
     if (cli->host_budget > 0) options.host_budget = cli->host_budget;
-    options.device_budget = cli->device_budget;
+    options.device_vectors = cli->device_vectors;
+    options.device_chunks = cli->device_chunks;
     if (cli->context > 0) options.context = cli->context;
     options.slots = cli->slots > 0 ? cli->slots : 1; /* a command asks one question at a time */
     options.threads = cli->threads;

@@ -272,6 +272,17 @@ is_status is_dev_wait(is_dev *d, uint32_t layer, void *stream, is_error *err)
     return status == IS_OK || is_cuda_stream_wait(d->stream, NULL) != IS_OK ? status : IS_OK;
 }
 
+is_status is_dev_finish(is_dev *d, is_error *err)
+{
+    is_status status = is_cuda_use(d->device, err);
+    return status == IS_OK ? is_cuda_stream_wait(d->stream, err) : status;
+}
+
+bool is_dev_owns(const is_dev *d, const void *address)
+{
+    return is_cuda_use(d->device, NULL) == IS_OK && is_cuda_owns(address);
+}
+
 /* ------------------------------------------------------------ reading */
 
 static is_status reserve_pinned(is_dev *d, size_t size, is_error *err)
@@ -340,6 +351,25 @@ void is_dev_unlock(is_dev *d)
 void is_dev_drop(is_dev *d, int64_t number)
 {
     if (is_cuda_use(d->device, NULL) == IS_OK) (void)is_device_pool_drop(d->pool, number, NULL);
+}
+
+void is_dev_drop_scope(is_dev *d, uint64_t scope)
+{
+    static const uint8_t no_key[IS_DEVICE_POOL_KEY];
+    is_device_pool_listed *listed;
+    size_t n;
+    int64_t mark = is_dev_number(scope, no_key) >> 31;
+    if (is_device_pool_list(d->pool, &listed, &n, NULL) != IS_OK) return;
+    for (size_t i = 0; i < n; i++)
+        if (listed[i].number >> 31 == mark) is_dev_drop(d, listed[i].number);
+    free(listed);
+}
+
+uint64_t is_dev_count(is_dev *d)
+{
+    is_device_pool_counts counts;
+    is_device_pool_stats(d->pool, &counts);
+    return counts.chunks;
 }
 
 is_status is_dev_list(is_dev *d, is_device_pool_listed **out, size_t *n, is_error *err)

@@ -27,6 +27,10 @@ typedef struct is_dev is_dev;
 #pragma weak is_dev_unlock
 #pragma weak is_dev_drop
 #pragma weak is_dev_list
+#pragma weak is_dev_owns
+#pragma weak is_dev_finish
+#pragma weak is_dev_drop_scope
+#pragma weak is_dev_count
 
 /* Takes back a pin that came with a prompt, is_dev_prompt.pins.  On the thread that calls. */
 typedef void (*is_unpin_fn)(void *user, void *pin);
@@ -68,6 +72,11 @@ is_status is_dev_start(is_dev *dev, void *stream, is_error *err);
 /* What is put into the engine's stream from now on waits for this layer of what was started. */
 is_status is_dev_wait(is_dev *dev, uint32_t layer, void *stream, is_error *err);
 
+/* Waits until what was started is written. */
+is_status is_dev_finish(is_dev *dev, is_error *err);
+/* Whether the device can reach this memory. */
+bool is_dev_owns(const is_dev *dev, const void *address);
+
 /* As is_paged_read, behind all that is in the engine's stream; waits. */
 is_status is_dev_read(is_dev *dev, const uint32_t *blocks, size_t n_blocks, uint32_t begin, void *chunk, size_t size,
                       void *stream, is_error *err);
@@ -77,6 +86,16 @@ void is_dev_lock(is_dev *dev);
 void is_dev_unlock(is_dev *dev);
 /* Between the two: the chunk is forgotten. */
 void is_dev_drop(is_dev *dev, int64_t number);
+/* The same for all chunks of a scope, whose numbers is_dev_number made. */
+void is_dev_drop_scope(is_dev *dev, uint64_t scope);
+/* A number for a chunk of a scope, where chunks are known by a key alone. */
+static inline int64_t is_dev_number(uint64_t scope, const uint8_t key[IS_DEVICE_POOL_KEY])
+{
+    uint32_t low = (uint32_t)key[0] | (uint32_t)key[1] << 8 | (uint32_t)key[2] << 16 | (uint32_t)(key[3] & 0x7f) << 24;
+    return (int64_t)((uint64_t)(uint32_t)(scope ^ scope >> 32) << 31 | low);
+}
+/* How many chunks are on the device. */
+uint64_t is_dev_count(is_dev *dev);
 /* Chunks on the device: *out [n], free(). */
 is_status is_dev_list(is_dev *dev, is_device_pool_listed **out, size_t *n, is_error *err);
 

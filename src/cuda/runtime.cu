@@ -54,6 +54,17 @@ is_status is_cuda_use(uint32_t device, is_error *err)
     return is_cuda_said(cudaSetDevice((int)device), "choosing the CUDA device", 0, err);
 }
 
+bool is_cuda_owns(const void *address)
+{
+    cudaPointerAttributes about;
+    int device = 0;
+    if (cudaPointerGetAttributes(&about, address) != cudaSuccess || cudaGetDevice(&device) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return false;
+    }
+    return about.type == cudaMemoryTypeDevice && about.device == device;
+}
+
 /* ------------------------------------------------------------ memory */
 
 is_status is_cuda_malloc(size_t size, void **out, is_error *err)

@@ -30,6 +30,9 @@ is_status is_cuda_use(uint32_t device, is_error *err);
 /* IS_EUNSUPPORTED: the kernels were not compiled for the calling thread's device. */
 is_status is_cuda_ready(is_error *err);
 
+/* Whether this address is in the memory of the calling thread's device. */
+bool is_cuda_owns(const void *address);
+
 /* Device memory, aligned to 256 bytes.  Free waits for the device. */
 is_status is_cuda_malloc(size_t size, void **out, is_error *err);
 void is_cuda_free(void *memory);

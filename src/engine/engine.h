@@ -29,9 +29,10 @@ typedef struct is_plan {
     const is_segment *segments;
     size_t n_segments; /* at least 1; the last one, the tail, is always prefilled */
     bool inject;
-    uint64_t salt;  /* 0: nothing is reused; else a sequence that still holds all segments but the tail from a plan with
-                       the same salt is used as it is.  It must tell scopes, and injected from prefilled, apart. */
-    uint64_t scope; /* whose prompt it is: what an engine keeps of it by itself serves nobody else; 0: nobody's */
+    uint64_t salt; /* 0: nothing is reused; else a sequence that still holds all segments but the tail from a plan with
+                      the same salt is used as it is.  It must tell scopes, and injected from prefilled, apart. */
+    unsigned forgets; /* is_engine_ops.forgets, before the chunks were pinned */
+    uint64_t scope;   /* whose prompt it is: what an engine keeps of it by itself serves nobody else; 0: nobody's */
 } is_plan;
 
 typedef struct is_run_stats {
@@ -163,6 +164,8 @@ typedef struct is_engine_ops {
     is_status (*encode)(is_engine *engine, is_encode_job *job, is_error *err); /* blocks; lower priority */
     /* Something of this scope was forgotten: what the engine keeps of its encode jobs goes.  May be NULL. */
     void (*forget)(is_engine *engine, uint64_t scope);
+    /* How often that was; what an engine keeps of chunks that were pinned before does not outlast it.  May be NULL. */
+    unsigned (*forgets)(is_engine *engine);
     is_status (*describe)(is_engine *engine, char **json, is_error *err); /* *json: free() */
 } is_engine_ops;
 

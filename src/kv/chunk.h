@@ -94,6 +94,9 @@ typedef enum is_chunk_check {
  */
 is_status is_chunk_open(is_chunk *out, const void *bytes, size_t size, is_chunk_check check, is_error *err);
 
+/* What no other chunk has: a hash of both of its hashes. */
+void is_chunk_identity(const is_chunk *chunk, uint8_t out[16]);
+
 /* The layer's rows; layer < n_layers. */
 is_chunk_rows is_chunk_layer(const is_chunk *chunk, uint32_t layer);
 

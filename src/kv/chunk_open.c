@@ -151,3 +151,12 @@ is_status is_chunk_open(is_chunk *out, const void *bytes, size_t size, is_chunk_
     if (status == IS_OK) fill_view(out, &header, bytes);
     return status;
 }
+
+void is_chunk_identity(const is_chunk *chunk, uint8_t out[16])
+{
+    chunk_header header;
+    memcpy(&header, chunk->bytes, sizeof header);
+    is_hash128(
+        (is_span[]){{header.meta_hash, sizeof header.meta_hash}, {header.payload_hash, sizeof header.payload_hash}}, 2,
+        out);
+}

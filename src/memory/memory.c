@@ -82,7 +82,7 @@ static is_status open_models(is_memory *memory, const is_options *o, is_error *e
         status = is_index_open(memory->store, memory->embedder == NULL ? NULL : is_embedder_name(memory->embedder),
                                memory->embedder == NULL ? 0 : is_embedder_dim(memory->embedder), threads - 1,
                                &memory->index, err);
-    if (status == IS_OK && o->device_budget > 0) status = is_index_use_device(memory->index, o->device_budget, err);
+    if (status == IS_OK && o->device_vectors > 0) status = is_index_use_device(memory->index, o->device_vectors, err);
     if (status != IS_OK || (o->model == NULL && o->upstreams == NULL)) return status;
     const is_vllm_options vllm = {.upstreams = o->upstreams,
                                   .key = o->upstream_key,
@@ -93,6 +93,7 @@ static is_status open_models(is_memory *memory, const is_options *o, is_error *e
                                     .context = o->context,
                                     .slots = o->slots,
                                     .threads = o->threads,
+                                    .device_budget = o->device_chunks,
                                     .log = o->log,
                                     .log_user = o->log_user};
     status =

@@ -229,6 +229,9 @@ is_status is_prompt_build(is_memory *memory, int64_t scope, const is_fact_list *
     if (status == IS_OK) status = own(prompt, parts.header, err);
     if (status == IS_OK) status = own(prompt, parts.tail, err);
     bool chunks = memories && memory->engine->ops->injects(memory->engine);
+    prompt->plan.scope = (uint64_t)scope;
+    if (chunks && memory->engine->ops->forgets != NULL)
+        prompt->plan.forgets = memory->engine->ops->forgets(memory->engine);
     if (status == IS_OK && chunks) status = pin_chunks(memory, scope, facts, prompt, err);
     if (status == IS_OK) {
         uint32_t context = memory->engine->ops->context(memory->engine);

@@ -18,6 +18,9 @@ void fake_begin(uint64_t seed);
 /* False, with a line on stderr for each kind, if memory, streams or events have not been freed.  Ends the device. */
 bool fake_end(void);
 
+/* Memory of the host that stands for the device's: an engine's cache. */
+void fake_adopt_all(bool adopt);
+
 /* While it is held, operations run only where something waits for them, and no others. */
 void fake_hold(bool held);
 /* Runs all that there is. */

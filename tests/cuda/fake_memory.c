@@ -57,6 +57,22 @@ static bool lies_in(const block *m, const void *address, size_t size)
     return m->live && at >= m->base && size <= m->size && (size_t)(at - m->base) <= m->size - size;
 }
 
+static bool all_is_adopted;
+
+void fake_adopt_all(bool adopt)
+{
+    all_is_adopted = adopt;
+}
+
+bool is_cuda_owns(const void *address)
+{
+    fake_lock();
+    bool owns = all_is_adopted;
+    for (const block *m = fake.device; m != NULL && !owns; m = m->next) owns = lies_in(m, address, 1);
+    fake_unlock();
+    return owns;
+}
+
 /* The end of the memory is the end of a page, as far as its alignment lets it be. */
 is_status is_cuda_malloc(size_t size, void **out, is_error *err)
 {

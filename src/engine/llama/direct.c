@@ -10,12 +10,16 @@
  * n <= m tokens cuts the sequence to n cells and overwrites their rows.  When nothing else is to be done, free
  * sequences are filled up with empty rows, so that m is seldom too small; when it is, the blob's way serves.
  *
+ * A cache in a GPU's memory is written by the device's side (cuda/dev.h), as a paged cache whose blocks are whole
+ * sequences.  Without it, that is in a program built without CUDA, it takes the blob's way.
+ *
  * The probe compares what is written so with the engine's own state before it is used.  Models with a sliding
- * window, whose cells do not stay in order, and caches in device memory take the blob's way always.
+ * window, whose cells do not stay in order, take the blob's way always.
  */
 #include "internal.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* The tensor that this one is a view of, if it is one of the cache's. */
@@ -44,8 +48,10 @@ bool is_direct_watch(struct ggml_tensor *t, bool ask, void *user)
 /* Whether the tensor is rows of `row` bytes for every cell of every sequence, in memory that can be written. */
 static bool fits(const is_llama *engine, const struct ggml_tensor *t, uint64_t row)
 {
-    return t->data != NULL && t->buffer != NULL && ggml_backend_buffer_is_host(t->buffer) && ggml_is_contiguous(t) &&
-           t->nb[1] == row && t->ne[1] == (int64_t)engine->n_context && t->ne[2] == (int64_t)engine->n_slots;
+    if (t->data == NULL || t->buffer == NULL) return false;
+    bool reached = engine->dev != NULL ? is_dev_owns(engine->dev, t->data) : ggml_backend_buffer_is_host(t->buffer);
+    return reached && ggml_is_contiguous(t) && t->nb[1] == row && t->ne[1] == (int64_t)engine->n_context &&
+           t->ne[2] == (int64_t)engine->n_slots;
 }
 
 /* The cache keeps its layers in the order of their numbers; the layout has the same order. */
@@ -90,6 +96,20 @@ bool is_direct_cut(const is_llama *engine, int32_t sequence, uint32_t n_tokens)
     return llama_memory_seq_rm(memory, sequence, (llama_pos)n_tokens, -1);
 }
 
+/* Whether n runs of bytes, `stride` apart from `at` on in the tensor's memory, are these. */
+static bool same_runs(const struct ggml_tensor *t, const uint8_t *at, size_t stride, const uint8_t *want, size_t bytes,
+                      size_t n)
+{
+    uint8_t *run = malloc(bytes);
+    bool same = run != NULL;
+    for (size_t i = 0; i < n && same; i++) {
+        ggml_backend_tensor_get(t, run, (size_t)(at - (const uint8_t *)t->data) + i * stride, bytes);
+        same = memcmp(run, want + i * bytes, bytes) == 0;
+    }
+    free(run);
+    return same;
+}
+
 /* Whether the engine's state of the sequence is, row for row, what lies in the tensors. */
 static bool same_rows(const is_llama *engine, int32_t sequence, const is_state_view *view)
 {
@@ -99,21 +119,44 @@ static bool same_rows(const is_llama *engine, int32_t sequence, const is_state_v
     for (uint32_t l = 0; l < engine->shape.n_layers; l++) {
         const is_state_layer *layer = &engine->shape.layers[l];
         const is_target *t = &targets[l];
-        if (memcmp(view->k[l], t->k, (size_t)layer->k_row * n) != 0) return false;
+        if (!same_runs(engine->direct.k[l], t->k, t->k_stride, view->k[l], layer->k_row, n)) return false;
         if (layer->v_row == 0 || t->v == NULL) continue;
         size_t runs = engine->shape.v_trans ? layer->v_width : n;
         size_t bytes = engine->shape.v_trans ? (size_t)layer->v_el * n : (size_t)layer->v_row;
-        for (size_t i = 0; i < runs; i++)
-            if (memcmp(view->v[l] + i * bytes, t->v + i * t->v_stride, bytes) != 0) return false;
+        if (!same_runs(engine->direct.v[l], t->v, t->v_stride, view->v[l], bytes, runs)) return false;
     }
     for (uint32_t i = 0; i < n; i++)
         if (is_state_position(view, 0, i) != (int32_t)i) return false;
     return true;
 }
 
+static is_move_part part_of(const struct ggml_tensor *t, uint32_t dim)
+{
+    return (is_move_part){
+        .base = t->data, .block_stride = t->nb[2], .row_stride = t->nb[1] / 2, .head_stride = dim, .scale = 1};
+}
+
+bool is_direct_tell_device(is_llama *engine)
+{
+    const is_layout *layout = &engine->layout;
+    is_device_layer *layers = calloc(layout->n_layers, sizeof *layers);
+    if (layers == NULL || layout->v_transposed || is_dtype_size(layout->dtype) != 2) {
+        free(layers);
+        return false;
+    }
+    for (uint32_t l = 0; l < layout->n_layers; l++) {
+        layers[l].k = part_of(engine->direct.k[l], layout->layers[l].k_dim);
+        if (engine->direct.v[l] != NULL) layers[l].v = part_of(engine->direct.v[l], layout->layers[l].v_dim);
+    }
+    bool told = is_dev_cache(engine->dev, layout, layers, engine->n_context, engine->n_slots, NULL) == IS_OK;
+    free(layers);
+    return told;
+}
+
 bool is_direct_prove(is_llama *engine, int32_t sequence, const is_state_view *view)
 {
     engine->direct.watching = false;
-    if (engine->shape.n_caches != 1 || !learn(engine)) return false;
-    return same_rows(engine, sequence, view);
+    if (engine->shape.n_caches != 1 || !learn(engine) || !same_rows(engine, sequence, view)) return false;
+    engine->direct.on_device = engine->dev != NULL;
+    return engine->dev == NULL || is_direct_tell_device(engine);
 }

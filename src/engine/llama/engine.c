@@ -432,6 +432,8 @@ static is_status op_describe(is_engine *base, char **json, is_error *err)
         json_object_set_new(root, "kv_bytes_per_token",
                             json_integer((json_int_t)is_layout_token_bytes(&engine->layout)));
         json_object_set_new(root, "prefix_bytes", json_integer((json_int_t)is_prefixes_bytes(&engine->prefixes)));
+        if (engine->dev != NULL)
+            json_object_set_new(root, "device_chunks", json_integer((json_int_t)is_dev_count(engine->dev)));
         json_object_set_new(root, "v_transposed", json_boolean(engine->layout.v_transposed));
         json_object_set_new(root, "layers", describe_layers(engine));
         json_object_set_new(root, "compose", json_string(is_isa_name(is_isa_best())));
@@ -470,6 +472,7 @@ static void op_close(is_engine *base)
     }
     is_team_close(engine->team);
     is_blob_close(engine);
+    if (engine->dev != NULL) is_dev_close(engine->dev);
     if (engine->context != NULL) llama_free(engine->context);
     if (engine->batch.token != NULL) llama_batch_free(engine->batch);
     is_model_close(&engine->model);
@@ -482,7 +485,18 @@ static void op_close(is_engine *base)
 
 static void op_forget(is_engine *base, uint64_t scope)
 {
-    is_prefixes_forget(&((is_llama *)base)->prefixes, scope);
+    is_llama *engine = (is_llama *)base;
+    is_prefixes_forget(&engine->prefixes, scope);
+    if (engine->dev == NULL) return;
+    atomic_fetch_add(&engine->forgotten, 1);
+    is_dev_lock(engine->dev);
+    is_dev_drop_scope(engine->dev, scope);
+    is_dev_unlock(engine->dev);
+}
+
+static unsigned op_forgets(is_engine *base)
+{
+    return atomic_load(&((is_llama *)base)->forgotten);
 }
 
 static const is_engine_ops ops = {
@@ -500,6 +514,7 @@ static const is_engine_ops ops = {
     .score = op_score,
     .encode = op_encode,
     .forget = op_forget,
+    .forgets = op_forgets,
     .describe = op_describe,
 };
 
@@ -547,6 +562,15 @@ static is_status start_owner(is_llama *engine, const char *model_path, is_error 
     return status;
 }
 
+/* Prompts hold their chunks themselves, so there is nothing to give back. */
+static is_status open_device(is_llama *engine, uint64_t budget, is_error *err)
+{
+    if (is_dev_open == NULL)
+        return is_fail(err, IS_EUNSUPPORTED, "this program was built without CUDA; `make cuda` builds one with it");
+    engine->model.on_device = true;
+    return is_dev_open(0, budget, NULL, NULL, &engine->dev, err);
+}
+
 is_status is_llama_open(const is_llama_options *options, is_engine **out, is_error *err)
 {
     *out = NULL;
@@ -558,6 +582,7 @@ is_status is_llama_open(const is_llama_options *options, is_engine **out, is_err
     pthread_cond_init(&engine->wake, NULL);
     pthread_cond_init(&engine->done, NULL);
     is_status status = is_model_open(options->model, options->threads, &engine->model, err);
+    if (status == IS_OK && options->device_budget > 0) status = open_device(engine, options->device_budget, err);
     if (status == IS_OK) status = open_serving(engine, options, err);
     if (status == IS_OK) status = start_owner(engine, options->model, err);
     if (status != IS_OK) {

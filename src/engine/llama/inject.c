@@ -148,14 +148,66 @@ static void note_cells(is_llama *engine, uint32_t n_tokens)
     engine->cells = wanted >= engine->cells ? wanted : engine->cells - (engine->cells - wanted) / 8;
 }
 
+/* What a prompt's chunks are known by on the device. */
+typedef struct known {
+    int64_t *numbers;
+    uint8_t (*keys)[IS_DEVICE_POOL_KEY];
+} known;
+
+static is_status write_prompt(is_llama *engine, const is_dev_prompt *prompt, uint64_t scope, unsigned forgets,
+                              bool *written, is_error *err)
+{
+    uint32_t reach = 0;
+    llama_synchronize(engine->context); /* whatever it does with these cells is done before */
+    is_dev_lock(engine->dev);
+    is_status status = is_dev_add(engine->dev, prompt, &reach, NULL, err);
+    if (status == IS_OK) status = is_dev_start(engine->dev, NULL, err);
+    /* What was forgotten since the chunks were pinned does not come back by them. */
+    if (atomic_load(&engine->forgotten) != forgets) is_dev_drop_scope(engine->dev, scope);
+    is_dev_unlock(engine->dev);
+    if (status == IS_OK) status = is_dev_finish(engine->dev, err);
+    *written = status == IS_OK && reach == prompt->end;
+    return status;
+}
+
+/* Chunks into cells that are there, by the device's side; *written false: there is no room for all of them. */
+static is_status write_on_device(is_llama *engine, int32_t sequence, const is_placed *chunks, size_t n,
+                                 uint32_t n_tokens, uint64_t scope, unsigned forgets, bool *written, is_error *err)
+{
+    known k = {malloc(n * sizeof *k.numbers), malloc(n * sizeof *k.keys)};
+    const uint32_t block = (uint32_t)sequence;
+    is_status status = k.numbers != NULL && k.keys != NULL ? IS_OK : is_fail(err, IS_ENOMEM, "no memory to inject");
+    for (size_t i = 0; status == IS_OK && i < n; i++) {
+        is_chunk_identity(chunks[i].chunk, k.keys[i]);
+        k.numbers[i] = is_dev_number(scope, k.keys[i]);
+    }
+    const is_dev_prompt prompt = {.placed = chunks,
+                                  .numbers = k.numbers,
+                                  .keys = (const uint8_t(*)[IS_DEVICE_POOL_KEY])k.keys,
+                                  .n = (uint32_t)n,
+                                  .blocks = &block,
+                                  .n_blocks = 1,
+                                  .end = n_tokens};
+    *written = false;
+    if (status == IS_OK) status = write_prompt(engine, &prompt, scope, forgets, written, err);
+    free(k.numbers);
+    free(k.keys);
+    return status;
+}
+
 is_status is_inject(is_llama *engine, int32_t sequence, const is_placed *chunks, size_t n, uint32_t n_tokens,
-                    uint64_t *bytes, is_error *err)
+                    uint64_t scope, unsigned forgets, uint64_t *bytes, is_error *err)
 {
     const is_state_shape *shape = &engine->shape;
     is_target targets[IS_MAX_LAYERS];
     uint32_t cells[IS_STATE_MAX_CACHES] = {0};
     note_cells(engine, n_tokens);
-    if (is_direct_cut(engine, sequence, n_tokens)) {
+    if (engine->direct.on_device && is_direct_cut(engine, sequence, n_tokens)) {
+        bool written;
+        *bytes = (uint64_t)n_tokens * is_layout_token_bytes(&engine->layout);
+        is_status status = write_on_device(engine, sequence, chunks, n, n_tokens, scope, forgets, &written, err);
+        if (status != IS_OK || written) return status;
+    } else if (is_direct_cut(engine, sequence, n_tokens)) {
         is_direct_targets(engine, sequence, n_tokens, targets);
         *bytes = (uint64_t)n_tokens * is_layout_token_bytes(&engine->layout);
         return compose_all(engine, chunks, n, targets, err);

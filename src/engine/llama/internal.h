@@ -26,6 +26,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "../../cuda/dev.h"
 #include "chat_shim.h"
 #include "llama_engine.h"
 #include "state.h"
@@ -45,6 +46,7 @@
 typedef struct is_direct {
     bool watching;                              /* until the tensors are known */
     bool ready;                                 /* proved: rows may be written in place */
+    bool on_device;                             /* and lie in a GPU's memory */
     const struct ggml_tensor *k[IS_MAX_LAYERS]; /* by the model's layer while watching, then by the layout's */
     const struct ggml_tensor *v[IS_MAX_LAYERS];
 } is_direct;
@@ -65,7 +67,8 @@ typedef struct is_model {
     char arch[64];
     uint8_t file_hash[16];
     uint32_t threads;
-    is_chat *chat; /* the model's templates, by is_prompt_open; NULL: none that can be used */
+    bool on_device; /* its layers are in a GPU's memory */
+    is_chat *chat;  /* the model's templates, by is_prompt_open; NULL: none that can be used */
     is_prompt_form form;
 } is_model;
 
@@ -233,7 +236,9 @@ typedef struct is_llama {
     uint32_t cells; /* that free sequences keep for what is injected next */
     uint8_t *blob;  /* the state that is being injected; pages touched at start */
     size_t blob_size;
-    struct is_team *team; /* composes */
+    struct is_team *team;  /* composes */
+    is_dev *dev;           /* chunks in a GPU's memory, where the model is too; NULL: none */
+    atomic_uint forgotten; /* how often something was */
 
     struct llama_context *encoder; /* made at the first encode job */
     struct llama_batch encode_batch;
@@ -277,10 +282,10 @@ is_status is_team_open(const is_model *model, is_team **out, is_error *err);
 void is_team_close(is_team *team);
 /*
  * Puts the leading chunks of a plan into a sequence that is empty; *segments: how many went in, *tokens: their
- * tokens.  A refused set_data makes a new context: IS_EENGINE.
+ * tokens.  A refused set_data makes a new context: IS_EENGINE.  scope, forgets: as in is_plan.
  */
 is_status is_inject(is_llama *engine, int32_t sequence, const is_placed *chunks, size_t n, uint32_t n_tokens,
-                    uint64_t *bytes, is_error *err);
+                    uint64_t scope, unsigned forgets, uint64_t *bytes, is_error *err);
 /* Whether the chunk may stand for these tokens. */
 bool is_chunk_usable(const is_llama *engine, const is_segment *segment);
 /* A serving context: the first, or a new one after the old one can no longer be trusted. */
@@ -304,6 +309,9 @@ void is_direct_targets(const is_llama *engine, int32_t sequence, uint32_t n_toke
 bool is_direct_cut(const is_llama *engine, int32_t sequence, uint32_t n_tokens);
 /* Learns the tensors from what was watched, and whether they hold what the engine's state of a sequence says. */
 bool is_direct_prove(is_llama *engine, int32_t sequence, const is_state_view *view);
+
+/* Says to the device's side where the tensors are that were proved; false: it cannot use them. */
+bool is_direct_tell_device(is_llama *engine);
 
 /* ---- encode.c */
 

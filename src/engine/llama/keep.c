@@ -59,8 +59,9 @@ is_status is_keep(is_llama *engine, int32_t sequence, const int32_t *tokens, uin
     *out = (is_kept){NULL, 0};
     if (!engine->injectable || begin >= end) return IS_OK;
     is_encode_target target = {.tokens = tokens + begin, .n_tokens = end - begin};
-    is_status status = engine->direct.ready ? read_in_place(engine, sequence, begin, tokens, &target, err)
-                                            : read_state(engine, sequence, begin, tokens, &target, err);
+    is_status status = engine->direct.ready && !engine->direct.on_device
+                           ? read_in_place(engine, sequence, begin, tokens, &target, err)
+                           : read_state(engine, sequence, begin, tokens, &target, err);
     if (status == IS_OK) *out = (is_kept){target.bytes, target.size};
     return status;
 }

@@ -5,10 +5,11 @@
 #include "../engine.h"
 
 typedef struct is_llama_options {
-    const char *model; /* GGUF file */
-    uint32_t context;  /* tokens per sequence; 0: the model's own, at most 8192 */
-    uint32_t slots;    /* sequences answered at the same time, at least 1 */
-    uint32_t threads;  /* 0: one for each core */
+    const char *model;      /* GGUF file */
+    uint32_t context;       /* tokens per sequence; 0: the model's own, at most 8192 */
+    uint32_t slots;         /* sequences answered at the same time, at least 1 */
+    uint32_t threads;       /* 0: one for each core */
+    uint64_t device_budget; /* bytes of chunks in the first GPU's memory, where the model is; 0: it is not on a GPU */
     is_log_fn log;
     void *log_user;
 } is_llama_options;

@@ -165,7 +165,8 @@ struct llama_context *is_context_open(const is_model *model, uint32_t context, u
     p.n_ubatch = batch < IS_LLAMA_PIECE ? batch : IS_LLAMA_PIECE;
     p.n_threads = (int32_t)model->threads;
     p.n_threads_batch = (int32_t)model->threads;
-    p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    /* On a GPU it is faster, and V is in rows then, which the device's side needs. */
+    p.flash_attn_type = model->on_device ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     p.no_perf = true;
     p.cb_eval = watch != NULL ? is_direct_watch : NULL;
     p.cb_eval_user_data = watch;

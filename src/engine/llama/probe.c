@@ -317,7 +317,7 @@ static is_status compare_logits(is_llama *engine, const is_chunk *chunk, int32_t
     uint32_t n = chunk->info.n_tokens;
     is_placed placed = {chunk, 0};
     uint64_t bytes;
-    is_status status = is_inject(engine, 0, &placed, 1, n, &bytes, err);
+    is_status status = is_inject(engine, 0, &placed, 1, n, 0, 0, &bytes, err);
     if (status == IS_OK) status = decode_at(engine, &next, 1, (int32_t)n, err);
     if (status == IS_OK) status = copy_logits(engine, 0, got, err);
     size_t n_vocab = (size_t)llama_vocab_n_tokens(engine->model.vocab);
@@ -407,6 +407,7 @@ is_status is_probe(is_llama *engine, const char *path, is_error *err)
     if (!engine->injectable) engine->direct.ready = false;
     /* Nothing of the canaries stays, neither rows nor cells. */
     llama_memory_clear(llama_get_memory(engine->context), true);
+    if (engine->dev != NULL) is_dev_drop_scope(engine->dev, 0);
     engine->cells = engine->n_context < FIRST_CELLS ? engine->n_context : FIRST_CELLS;
     for (uint32_t i = 0; i < engine->n_slots; i++) (void)is_fill_cells(engine, engine->slots[i].sequence);
     return IS_OK;

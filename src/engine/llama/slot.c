@@ -113,7 +113,9 @@ static is_status inject_front(is_llama *engine, is_slot *slot, const is_plan *pl
         tokens += s->n_tokens;
     }
     is_status status = IS_OK;
-    if (n > 0) status = is_inject(engine, slot->sequence, placed, n, tokens, &slot->stats.inject_bytes, err);
+    if (n > 0)
+        status = is_inject(engine, slot->sequence, placed, n, tokens, plan->scope, plan->forgets,
+                           &slot->stats.inject_bytes, err);
     free(placed);
     if (status != IS_OK || n == 0) return status;
     slot->done = tokens;
