@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "connector_folder.h"
 #include "kv_reference.h"
 #include "memory/recipe.h"
 
@@ -100,37 +101,10 @@ static void close_bench(bench *b)
     free(b);
 }
 
-static void path_of(const bench *b, const char *key, char out[128])
-{
-    (void)snprintf(out, 128, "%s/%.2s/%s.parts/0of1", b->folder, key + 2, key);
-}
-
-/* The folder of a chunk, as whoever asks for it makes it. */
-static void make_folder(const bench *b, const char *key)
-{
-    char path[128];
-    path_of(b, key, path);
-    *strrchr(path, '/') = '\0';
-    char *last = strrchr(path, '/');
-    *last = '\0';
-    (void)mkdir(path, 0700);
-    *last = '/';
-    (void)mkdir(path, 0700);
-}
-
-static void forget(const bench *b, const char *key)
-{
-    char path[128];
-    path_of(b, key, path);
-    assert_int_equal(unlink(path), 0);
-    *strrchr(path, '/') = '\0';
-    assert_int_equal(rmdir(path), 0); /* no temporary file is left in it */
-}
-
 static void store(bench *b, const char *key, uint32_t begin, uint32_t n)
 {
     char text[IS_CONNECTOR_TEXT];
-    make_folder(b, key);
+    folder_make(b->folder, key);
     if (is_connector_store(b->connector, key, "isolated", 0, 1, b->tokens, begin, n, b->blocks, BLOCKS / 2, text) !=
         IS_OK)
         fail_msg("%s", text);
@@ -227,7 +201,7 @@ static void what_is_not_right_is_not_loaded(void **state)
     store(b, KEY_B, 40, 30);
     assert_int_equal(load(b, 0, 70, ""), 70);
 
-    forget(b, KEY_B);
+    folder_forget(b->folder, KEY_B);
     assert_int_equal(load(b, 0, 70, "is not there"), 40);
 
     store(b, KEY_B, 40, 30);
@@ -235,7 +209,7 @@ static void what_is_not_right_is_not_loaded(void **state)
     assert_int_equal(load(b, 0, 70, "another model's"), 0);
 
     open_again(b, MODEL_A);
-    path_of(b, KEY_B, path);
+    folder_path(b->folder, KEY_B, path);
     assert_int_equal(truncate(path, 5000), 0);
     assert_int_equal(load(b, 0, 70, "is broken"), 40);
     assert_int_equal(load(b, 0, 70, "is not there"), 40);
@@ -269,13 +243,13 @@ static void a_forgotten_chunk_leaves_memory(void **state)
     char path[128];
     store(b, KEY_A, 0, 40);
     store(b, KEY_B, 40, 30);
-    path_of(b, KEY_B, path);
+    folder_path(b->folder, KEY_B, path);
     (void)sleep(5); /* longer than from look to look */
     assert_int_equal(truncate(path, 0), 0);
     assert_int_equal(load(b, 0, 70, ""), 70); /* what is there stays in memory */
-    forget(b, KEY_B);
+    folder_forget(b->folder, KEY_B);
     (void)sleep(5);
-    make_folder(b, KEY_B);
+    folder_make(b->folder, KEY_B);
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     assert_true(fd >= 0);
     assert_int_equal(close(fd), 0);
@@ -302,12 +276,12 @@ static void what_cannot_be_kept_is_refused(void **state)
         IS_ENOTFOUND);
     assert_non_null(strstr(text, KEY_A " has no folder"));
     store(b, KEY_A, 0, 8);
-    forget(b, KEY_A); /* and a worker that is late */
+    folder_forget(b->folder, KEY_A); /* and a worker that is late */
     assert_int_equal(
         is_connector_store(b->connector, KEY_A, "isolated", 0, 1, b->tokens, 0, 8, b->blocks, BLOCKS / 2, text),
         IS_ENOTFOUND);
     assert_int_equal(is_connector_ready(b->folder, 1, KEY_A, 1), 0);
-    make_folder(b, KEY_A);
+    folder_make(b->folder, KEY_A);
     b->cache[1][at(b->blocks[0], true, 3, 1, 2)] = 0x7F80; /* infinite */
     assert_int_equal(
         is_connector_store(b->connector, KEY_A, "isolated", 0, 1, b->tokens, 0, 8, b->blocks, BLOCKS / 2, text),
@@ -344,7 +318,7 @@ static void bring(bench *b, uint32_t share)
 
 static bool has_share(const bench *b, uint32_t share, char path[128])
 {
-    path_of(b, KEY_B, path);
+    folder_path(b->folder, KEY_B, path);
     (void)snprintf(path + strlen(path), 4, ".%u", share);
     return access(path, F_OK) == 0;
 }
@@ -359,7 +333,7 @@ static uint8_t *part_of(const bench *b, size_t *size)
 {
     char path[128];
     struct stat about;
-    path_of(b, KEY_B, path);
+    folder_path(b->folder, KEY_B, path);
     FILE *in = fopen(path, "rbe");
     assert_non_null(in);
     assert_int_equal(fstat(fileno(in), &about), 0);
@@ -426,7 +400,7 @@ static void shares_in_any_order_give_the_mean(void **state)
     uint8_t *first = NULL;
     store(b, KEY_A, 0, 40);
     for (size_t o = 0; o < sizeof orders / sizeof *orders; o++) {
-        make_folder(b, KEY_B);
+        folder_make(b->folder, KEY_B);
         for (uint32_t i = 0; i < SHARES; i++) {
             assert_false(is_ready(b));
             assert_int_equal(load(b, 0, 70, "is not there"), 40);
@@ -439,7 +413,7 @@ static void shares_in_any_order_give_the_mean(void **state)
         assert_mean(b, begins); /* out of its file */
         if (first == NULL) first = part_of(b, &size);
         assert_part(b, first, size);
-        forget(b, KEY_B); /* no share is left */
+        folder_forget(b->folder, KEY_B); /* no share is left */
     }
     free(first);
     close_bench(b);
@@ -451,7 +425,7 @@ static void a_share_may_come_again(void **state)
     bench *b = open_bench();
     char path[128], text[IS_CONNECTOR_TEXT];
     store(b, KEY_A, 0, 40);
-    make_folder(b, KEY_B);
+    folder_make(b->folder, KEY_B);
     assert_int_equal(store_share(b->connector, b, 0, SHARES, 70, text), IS_OK); /* other rows */
     bring(b, 1);
     bring(b, 0);
@@ -471,7 +445,7 @@ static void a_share_may_come_again(void **state)
     bring(b, 0);
     assert_int_equal(store_share(b->connector, b, 2, SHARES, others[2], text), IS_OK);
     assert_mean(b, others);
-    forget(b, KEY_B);
+    folder_forget(b->folder, KEY_B);
     close_bench(b);
 }
 
@@ -481,7 +455,7 @@ static void a_broken_share_is_removed(void **state)
     bench *b = open_bench();
     char path[128], text[IS_CONNECTOR_TEXT];
     store(b, KEY_A, 0, 40);
-    make_folder(b, KEY_B);
+    folder_make(b->folder, KEY_B);
     for (int fault = 0; fault < 2; fault++) {
         bring(b, 0);
         bring(b, 1);
@@ -504,7 +478,7 @@ static void a_broken_share_is_removed(void **state)
         assert_false(is_ready(b));
         bring(b, 1);
         assert_mean(b, begins);
-        path_of(b, KEY_B, path);
+        folder_path(b->folder, KEY_B, path);
         assert_int_equal(unlink(path), 0);
     }
     close_bench(b);
@@ -517,7 +491,7 @@ static void shares_that_make_no_chunk(void **state)
     (void)state;
     bench *b = open_bench();
     char path[128], text[IS_CONNECTOR_TEXT];
-    make_folder(b, KEY_B);
+    folder_make(b->folder, KEY_B);
     bring(b, 0);
     assert_true(has_share(b, 0, path));
     assert_int_equal(unlink(path), 0);
@@ -527,7 +501,7 @@ static void shares_that_make_no_chunk(void **state)
     assert_non_null(strstr(text, KEY_B " has no folder"));
     assert_int_not_equal(access(path, F_OK), 0);
 
-    make_folder(b, KEY_B);
+    folder_make(b->folder, KEY_B);
     bring(b, 0);
     assert_int_equal(
         is_connector_store(b->connector, KEY_B, "primed:4x3", 1, 2, b->tokens, 3, FACT, b->blocks, BLOCKS / 2, text),
@@ -543,7 +517,7 @@ static void shares_that_make_no_chunk(void **state)
 
     bring(b, 0); /* the model's own: all are there now */
     assert_true(is_ready(b));
-    path_of(b, KEY_B, path);
+    folder_path(b->folder, KEY_B, path);
     assert_int_equal(unlink(path), 0);
     bring(b, 0);
     bring(b, 2);
@@ -562,7 +536,7 @@ static void shares_with_bad_numbers(void **state)
     bench *b = open_bench();
     char text[IS_CONNECTOR_TEXT];
     assert_int_equal(IS_CONNECTOR_SHARES, IS_RECIPE_MAX_TIMES); /* what planners may ask for */
-    make_folder(b, KEY_B);
+    folder_make(b->folder, KEY_B);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         assert_int_equal(store_share(b->connector, b, wrong[i][0], wrong[i][1], 5, text), IS_EINVAL);
         assert_non_null(strstr(text, "shares are 1 to 8"));
@@ -570,7 +544,7 @@ static void shares_with_bad_numbers(void **state)
     assert_false(is_ready(b));
     for (uint32_t i = 0; i < 8; i++) assert_int_equal(store_share(b->connector, b, i, 8, 5 + i, text), IS_OK);
     assert_true(is_ready(b));
-    forget(b, KEY_B); /* nothing else was written */
+    folder_forget(b->folder, KEY_B); /* nothing else was written */
     close_bench(b);
 }
 
@@ -588,13 +562,13 @@ static void each_rank_takes_its_own_mean(void **state)
         ranks[r] = b->connector;
         b->connector = NULL;
     }
-    make_folder(b, KEY_B);
+    folder_make(b->folder, KEY_B);
     for (uint32_t i = 0; i < SHARES; i++) { /* rank 1 is behind by one share */
         assert_int_equal(store_share(ranks[0], b, i, SHARES, begins[i], text), IS_OK);
         if (i > 0) assert_int_equal(store_share(ranks[1], b, i, SHARES, begins[i], text), IS_OK);
         assert_int_equal(is_connector_ready(b->folder, 2, KEY_B, 1), 0);
     }
-    path_of(b, KEY_B, path);
+    folder_path(b->folder, KEY_B, path);
     (void)snprintf(strrchr(path, '/'), 8, "/0of2");
     assert_int_equal(access(path, F_OK), 0);
     assert_int_equal(store_share(ranks[1], b, 0, SHARES, begins[0], text), IS_OK);
@@ -636,7 +610,7 @@ static void last_shares_may_come_at_once(void **state)
         pthread_t threads[2];
         server servers[2] = {{.b = b, .connector = first, .both = &both, .share = 0},
                              {.b = b, .connector = b->connector, .both = &both, .share = 2}};
-        make_folder(b, KEY_B);
+        folder_make(b->folder, KEY_B);
         bring(b, 1);
         for (int i = 0; i < 2; i++) assert_int_equal(pthread_create(&threads[i], NULL, bring_at_once, &servers[i]), 0);
         for (int i = 0; i < 2; i++) assert_int_equal(pthread_join(threads[i], NULL), 0);
@@ -645,7 +619,7 @@ static void last_shares_may_come_at_once(void **state)
         assert_true(is_ready(b));
         if (want == NULL) want = part_of(b, &size);
         assert_part(b, want, size);
-        forget(b, KEY_B);
+        folder_forget(b->folder, KEY_B);
     }
     free(want);
     (void)pthread_barrier_destroy(&both);

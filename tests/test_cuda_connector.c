@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "connector_folder.h"
 #include "cuda/fake.h"
 #include "cuda/kernels.h"
 #include "kv_reference.h"
@@ -145,35 +146,9 @@ static void close_bench(bench *b)
     assert_true(fake_end());
 }
 
-static void path_of(const side *s, const char *key, char out[128])
-{
-    (void)snprintf(out, 128, "%s/%.2s/%s.parts/0of1", s->folder, key + 2, key);
-}
-
-static void make_folder(const side *s, const char *key)
-{
-    char path[128];
-    path_of(s, key, path);
-    *strrchr(path, '/') = '\0';
-    char *last = strrchr(path, '/');
-    *last = '\0';
-    (void)mkdir(path, 0700);
-    *last = '/';
-    (void)mkdir(path, 0700);
-}
-
-static void forget(const side *s, const char *key)
-{
-    char path[128];
-    path_of(s, key, path);
-    assert_int_equal(unlink(path), 0);
-    *strrchr(path, '/') = '\0';
-    assert_int_equal(rmdir(path), 0);
-}
-
 static int store(bench *b, side *s, const char *key, uint32_t begin, uint32_t n, char *text)
 {
-    make_folder(s, key);
+    folder_make(s->folder, key);
     return is_connector_store(s->connector, key, "isolated", 0, 1, b->tokens, begin, n, b->blocks, BLOCKS, text);
 }
 
@@ -234,7 +209,7 @@ static void files_are_the_same(void **state)
     store_both(b, KEY_A, 21, 40);
     for (int i = 0; i < 2; i++) {
         char path[128];
-        path_of(i == 0 ? &b->host : &b->device, KEY_A, path);
+        folder_path((i == 0 ? &b->host : &b->device)->folder, KEY_A, path);
         FILE *file = fopen(path, "re");
         assert_non_null(file);
         n[i] = fread(bytes[i], 1, sizeof bytes[i], file);
@@ -326,7 +301,7 @@ static void what_has_no_room_is_left_out(void **state)
     assert_int_equal(load(b, &b->host, 48, 64, b->blocks + 6, ""), 64);
     assert_int_equal(load(b, &b->host, 16, 40, b->blocks + 12, ""), 40);
     assert_equal_caches(b);
-    forget(&b->device, KEY_B);
+    folder_forget(b->device.folder, KEY_B);
     assert_int_equal(load(b, &b->device, 0, 70, b->blocks, "is not there"), 40);
     start(b);
     assert_equal_caches(b);
@@ -351,11 +326,11 @@ static void a_forgotten_chunk_leaves_the_device(void **state)
     assert_int_equal(load(b, &b->device, 0, 70, b->blocks, ""), 70);
     start(b);
     assert_int_equal(on_device(b), 2);
-    forget(&b->device, KEY_B);
+    folder_forget(b->device.folder, KEY_B);
     assert_int_equal(load(b, &b->device, 0, 70, b->blocks, "is not there"), 40); /* at once, where it is asked for */
     start(b);
     assert_int_equal(on_device(b), 1);
-    forget(&b->device, KEY_A);
+    folder_forget(b->device.folder, KEY_A);
     for (int i = 0; i < 100 && on_device(b) > 0; i++) (void)usleep(100000); /* and within seconds, where it is not */
     assert_int_equal(on_device(b), 0);
     /* Made anew, it is the new one that is written. */

@@ -11,6 +11,7 @@
 
 #include "cuda/levels.h"
 #include "cuda/select_host.h"
+#include "rank_reference.h"
 
 static uint64_t random_state = 1;
 
@@ -29,20 +30,6 @@ static void *must(void *memory)
 {
     if (memory == NULL) fail_msg("out of memory");
     return memory;
-}
-
-static const float *sort_scores;
-
-/* Highest first, ties by lower index, NaN last. */
-static int compare_rows(const void *a, const void *b)
-{
-    uint32_t i = *(const uint32_t *)a;
-    uint32_t j = *(const uint32_t *)b;
-    bool nan_i = isnan(sort_scores[i]);
-    bool nan_j = isnan(sort_scores[j]);
-    if (nan_i != nan_j) return nan_i ? 1 : -1;
-    if (!nan_i && sort_scores[i] != sort_scores[j]) return sort_scores[i] > sort_scores[j] ? -1 : 1;
-    return i < j ? -1 : 1;
 }
 
 static uint32_t *sorted_rows(const float *scores, uint32_t n)

@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "rank_reference.h"
 #include "retrieve/retrieve.h"
 #include "retrieve/scan_pool.h"
 
@@ -134,20 +135,6 @@ static void test_dot_of_special_values(void **state)
 }
 
 /* ------------------------------------------------------------ the best k */
-
-static const float *sort_scores;
-
-/* By the words of the header: highest first, ties by lower index, NaN lowest. */
-static int compare_rows(const void *a, const void *b)
-{
-    uint32_t i = *(const uint32_t *)a;
-    uint32_t j = *(const uint32_t *)b;
-    bool nan_i = isnan(sort_scores[i]);
-    bool nan_j = isnan(sort_scores[j]);
-    if (nan_i != nan_j) return nan_i ? 1 : -1;
-    if (!nan_i && sort_scores[i] != sort_scores[j]) return sort_scores[i] > sort_scores[j] ? -1 : 1;
-    return i < j ? -1 : 1;
-}
 
 static void check_top(const float *scores, size_t n, size_t k)
 {

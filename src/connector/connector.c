@@ -33,12 +33,9 @@ static void drop_if_forgotten(const is_connector *c, int64_t number, const uint8
     is_part_key_of(bytes_of_key, key);
     is_part_name(key, c->rank, c->world, name);
     if (faccessat(c->folder_fd, name, R_OK, 0) == 0) return;
-    if (c->dev != NULL) is_dev_lock(c->dev);
-    if (faccessat(c->folder_fd, name, R_OK, 0) != 0) {
-        is_tier_drop(c->tier, number);
-        if (c->dev != NULL) is_dev_drop(c->dev, number);
-    }
-    if (c->dev != NULL) is_dev_unlock(c->dev);
+    is_dev *locked = is_part_lock(c);
+    if (faccessat(c->folder_fd, name, R_OK, 0) != 0) is_part_drop(c, number);
+    is_part_unlock(locked);
 }
 
 /* Where a list cannot be had, the next look is soon. */
@@ -273,8 +270,7 @@ static is_status pin(const is_connector *c, const char *key, is_held *h, is_erro
     is_want want = {.fact = h->numbers[h->n_pins] = is_part_number(key, bytes_of_key)};
     if (faccessat(c->folder_fd, name, R_OK, 0) != 0) {
         int why = errno;
-        is_tier_drop(c->tier, want.fact);
-        if (c->dev != NULL) is_dev_drop(c->dev, want.fact);
+        is_part_drop(c, want.fact);
         return is_fail(err, IS_ENOTFOUND, "chunk %s is not there: %s", name, strerror(why));
     }
     is_status status = is_tier_claim(c->tier, bytes_of_key, &want, 1, true, err);
@@ -390,11 +386,11 @@ int is_connector_load(is_connector *c, const char *keys, const uint32_t *lengths
     is_held *h = calloc(1, sizeof *h);
     if (h == NULL) return is_connector_done(is_fail(&err, IS_ENOMEM, "no memory for %u chunks", n), &err, text);
     uint32_t right, reach;
-    if (c->dev != NULL) is_dev_lock(c->dev);
+    is_dev *locked = is_part_lock(c);
     is_status found = pin_all(c, keys, lengths, n, tokens, n_tokens, end, h, &right, &why);
     reach = right;
     is_status status = load_held(c, h, blocks, n_blocks, begin, end, &reach, &err);
-    if (c->dev != NULL) is_dev_unlock(c->dev);
+    is_part_unlock(locked);
     if (status == IS_OK) *loaded = reach > begin ? reach : begin;
     for (uint32_t i = 0; i < h->n_pins; i++)
         if (h->pins[i] != NULL) is_tier_unpin(c->tier, h->pins[i], false);

@@ -8,6 +8,25 @@ static void unpin(void *user, void *pin)
     is_tier_unpin(user, pin, false);
 }
 
+/* Without a device there is nothing that could come back. */
+is_dev *is_part_lock(const is_connector *c)
+{
+    is_dev *dev = c->dev;
+    if (dev != NULL) is_dev_lock(dev);
+    return dev;
+}
+
+void is_part_unlock(is_dev *locked)
+{
+    if (locked != NULL) is_dev_unlock(locked);
+}
+
+void is_part_drop(const is_connector *c, int64_t number)
+{
+    is_tier_drop(c->tier, number);
+    if (c->dev != NULL) is_dev_drop(c->dev, number);
+}
+
 int is_connector_device(is_connector *c, uint32_t device, uint64_t budget, char *text)
 {
     is_error err = {0};

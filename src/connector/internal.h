@@ -55,6 +55,12 @@ is_status is_load_on_device(is_connector *c, is_held *h, const uint32_t *blocks,
 is_status is_read_from_device(is_connector *c, const uint32_t *blocks, uint32_t n_blocks, uint32_t begin, void *chunk,
                               size_t size, is_error *err);
 
+/* Held while chunks are looked up and loaded, so that what is dropped meanwhile does not come back to the device. */
+is_dev *is_part_lock(const is_connector *c); /* what is_part_unlock takes: a device may come in between */
+void is_part_unlock(is_dev *locked);
+/* Under the lock: the part is out of use, in host memory and on the device. */
+void is_part_drop(const is_connector *c, int64_t number);
+
 /* ------------------------------------------------------------ names */
 
 /* Whether the text begins with n lower-case hexadecimal digits. */

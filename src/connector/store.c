@@ -53,11 +53,10 @@ static is_status keep_part(const is_connector *c, const char *key, void **bytes,
     is_part_name(key, c->rank, c->world, name);
     is_status status = is_part_write(c, name, *bytes, chunk->size, err);
     if (status != IS_OK) return status;
-    if (c->dev != NULL) is_dev_lock(c->dev);
-    is_tier_drop(c->tier, number); /* made anew */
-    if (c->dev != NULL) is_dev_drop(c->dev, number);
+    is_dev *locked = is_part_lock(c);
+    is_part_drop(c, number); /* made anew */
     is_tier_insert(c->tier, 0, number, bytes_of_key, *bytes, chunk);
-    if (c->dev != NULL) is_dev_unlock(c->dev);
+    is_part_unlock(locked);
     *bytes = NULL;
     return IS_OK;
 }

@@ -6,13 +6,13 @@
 template <uint32_t chunk, uint32_t cache>
 static __global__ void __launch_bounds__(IS_THREADS) is_compose_kernel(const __grid_constant__ is_move move)
 {
-    is_compose_block(&move, chunk, cache, blockIdx.x, move.layer_begin + blockIdx.y);
+    is_move_block(&move, chunk, cache, 0, blockIdx.x, move.layer_begin + blockIdx.y);
 }
 
 template <uint32_t chunk, uint32_t cache>
 static __global__ void __launch_bounds__(IS_THREADS) is_gather_kernel(const __grid_constant__ is_move move)
 {
-    is_gather_block(&move, chunk, cache, blockIdx.x, move.layer_begin + blockIdx.y);
+    is_move_block(&move, chunk, cache, 1, blockIdx.x, move.layer_begin + blockIdx.y);
 }
 
 typedef void (*move_kernel)(is_move move);

@@ -314,35 +314,26 @@ IS_DEVICE void is_turn_columns(const is_move_rows *rows, const is_move_layer *la
 
 /* ------------------------------------------------------------ the kernels */
 
-IS_DEVICE void is_compose_thread(const is_move *m, uint32_t piece, uint32_t number, int wide, uint32_t thread)
+/* out: gather, from the cache into the chunk, as it is; else compose. */
+IS_DEVICE void is_move_thread(const is_move *m, uint32_t piece, uint32_t number, int wide, int out, uint32_t thread)
 {
     const is_move_layer *layer = &m->layers[number];
     is_move_rows k = is_rows_of(m, &m->pieces[piece], layer, number, 0);
-    if (layer->width == 0 || m->pieces[piece].angles == NULL)
-        is_copy_columns(&k, layer->heads, wide, 0, thread);
+    if (out || layer->width == 0 || m->pieces[piece].angles == NULL)
+        is_copy_columns(&k, layer->heads, wide, out, thread);
     else
         is_turn_columns(&k, layer, wide, thread);
     if (layer->v_dim == 0) return;
     is_move_rows v = is_rows_of(m, &m->pieces[piece], layer, number, 1);
-    is_copy_columns(&v, layer->heads, wide, 0, thread);
-}
-
-IS_DEVICE void is_gather_thread(const is_move *m, uint32_t piece, uint32_t number, int wide, uint32_t thread)
-{
-    const is_move_layer *layer = &m->layers[number];
-    is_move_rows k = is_rows_of(m, &m->pieces[piece], layer, number, 0);
-    is_copy_columns(&k, layer->heads, wide, 1, thread);
-    if (layer->v_dim == 0) return;
-    is_move_rows v = is_rows_of(m, &m->pieces[piece], layer, number, 1);
-    is_copy_columns(&v, layer->heads, wide, 1, thread);
+    is_copy_columns(&v, layer->heads, wide, out, thread);
 }
 
 /*
- * One block.  The types of chunk and cache are constants where this is compiled for the device, so that each pair has a
- * kernel of its own; wide is looked at once, so that each way has its own code.
+ * One block.  The types of chunk and cache and the way are constants where this is compiled for the device, so that
+ * each has a kernel of its own; wide is looked at once, so that each has its own code.
  */
-IS_DEVICE void is_compose_block(const is_move *given, uint32_t chunk_cell, uint32_t cache_cell, uint32_t piece,
-                                uint32_t number)
+IS_DEVICE void is_move_block(const is_move *given, uint32_t chunk_cell, uint32_t cache_cell, int out, uint32_t piece,
+                             uint32_t number)
 {
     is_move m = *given;
     m.chunk_cell = chunk_cell;
@@ -350,25 +341,9 @@ IS_DEVICE void is_compose_block(const is_move *given, uint32_t chunk_cell, uint3
     int wide = m.layers[number].vectors != 0;
     IS_STAGE (t) {
         if (wide)
-            is_compose_thread(&m, piece, number, 1, t);
+            is_move_thread(&m, piece, number, 1, out, t);
         else
-            is_compose_thread(&m, piece, number, 0, t);
-    }
-    IS_STAGE_END
-}
-
-IS_DEVICE void is_gather_block(const is_move *given, uint32_t chunk_cell, uint32_t cache_cell, uint32_t piece,
-                               uint32_t number)
-{
-    is_move m = *given;
-    m.chunk_cell = chunk_cell;
-    m.cache_cell = cache_cell;
-    int wide = m.layers[number].vectors != 0;
-    IS_STAGE (t) {
-        if (wide)
-            is_gather_thread(&m, piece, number, 1, t);
-        else
-            is_gather_thread(&m, piece, number, 0, t);
+            is_move_thread(&m, piece, number, 0, out, t);
     }
     IS_STAGE_END
 }

@@ -3,16 +3,19 @@
 
 #include "cuda/move_body.h"
 
-void run_compose(const is_move *move)
+static void run(const is_move *move, int out)
 {
     for (uint32_t layer = move->layer_begin; layer < move->layer_end; layer++)
         for (uint32_t piece = 0; piece < move->n_pieces; piece++)
-            is_compose_block(move, move->chunk_cell, move->cache_cell, piece, layer);
+            is_move_block(move, move->chunk_cell, move->cache_cell, out, piece, layer);
+}
+
+void run_compose(const is_move *move)
+{
+    run(move, 0);
 }
 
 void run_gather(const is_move *move)
 {
-    for (uint32_t layer = move->layer_begin; layer < move->layer_end; layer++)
-        for (uint32_t piece = 0; piece < move->n_pieces; piece++)
-            is_gather_block(move, move->chunk_cell, move->cache_cell, piece, layer);
+    run(move, 1);
 }
