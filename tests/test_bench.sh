@@ -134,19 +134,26 @@ is 'fidelity, again: the same' cmp -s first out
 
 # --- all of it ------------------------------------------------------------------------------------------------------
 
-# Steps that are there are not run again, so the long ones are put there.
+# Steps that are there by the same command are not run again, so the long ones are put there.
+put_step() { # NAME COMMAND
+    echo "{\"name\": \"$1\", \"command\": \"inferscale bench $2 --data $(basename "$data") --threads 1\", \"seconds\": 1, \"result\": $(cat "$root/bench/results/$1.json")}" >"evaluation/steps/$1.json"
+}
 mkdir -p evaluation/steps
-for step in ttft throughput; do
-    echo "{\"name\": \"$step\", \"command\": \"inferscale bench $step\", \"seconds\": 1, \"result\": $(cat "$root/bench/results/$step.json")}" >"evaluation/steps/$step.json"
-done
+put_step ttft 'ttft -k 5 -k 10 -k 20 -k 50 --limit 2 --repeat 1 --history'
+put_step throughput 'throughput -u 10 -u 25 --facts 55 --limit-prefill 2 --slots 8'
 python3 "$root/tests/bench/vllm_step.py" evaluation/steps
 bench locomo --data "$data" --out evaluation --json
 is 'locomo: exit code' exits 0
 is 'locomo: the steps' json '[s["name"] for s in d["steps"]] == ["ttft", "ttft, vLLM", "throughput", "recall", "fidelity", "answers", "encode"]'
+is 'locomo: what was there is as it was' json '[s["seconds"] == 1 for s in d["steps"] if s["name"] in ("ttft", "throughput")] == [True, True]'
 is 'locomo: commands name no folder' json 'all("/" not in s["command"].removeprefix("bench/") and "--work" not in s["command"] for s in d["steps"])'
 is 'locomo: the paper' json 'd["paper"]["ttft"]["k"] == [5, 10, 20, 50]'
 is 'locomo: CSV' python3 "$root/tests/bench/check.py" evaluation/report.json 'csv("evaluation/fidelity.csv")[0]["recipe"] == "isolated" and len(csv("evaluation/answers.csv")) == 3'
 is 'locomo: CSV of both engines' python3 "$root/tests/bench/check.py" evaluation/report.json 'all(float(v["speedup"]) > 2 * float(o["speedup"]) for v, o in zip(csv("evaluation/ttft, vLLM.csv"), csv("evaluation/ttft.csv"), strict=True))'
+bench locomo --data "$data" --out evaluation --limit 3 --json
+is 'locomo, fewer questions: exit code' exits 0
+is 'locomo, fewer questions: only where there were more' json '[s["seconds"] == 1 for s in d["steps"] if s["name"] in ("ttft", "throughput")] == [True, True]'
+is 'locomo, fewer questions: taken' json 'all("--limit 3 " in s["command"] for s in d["steps"][4:6]) and {f["questions"] for f in d["steps"][4]["result"]["fidelity"] + d["steps"][5]["result"]["answers"]} == {3}'
 export INFERSCALE_REPORT=$work/evaluation/report.html
 "$INFERSCALE_TEST_VENV/bin/python" "$root/tests/web/test_report.py" --folder shots >out 2>err
 rc=$?

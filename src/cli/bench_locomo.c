@@ -2,7 +2,8 @@
  * inferscale bench locomo: the whole evaluation, step by step, each a benchmark of its own that is run as a process of
  * its own, and one report of all of them.
  *
- *   OUT/steps/NAME.json   what a step measured, with the command that did; a step that is there is not run again
+ *   OUT/steps/NAME.json   what a step measured, with the command that did; a step that is there by the same command is
+ *                         not run again
  *   OUT/work/             stores and single results, so that a step that was cut short goes on where it was
  *   OUT/report.json, report.html, NAME.csv
  */
@@ -111,6 +112,9 @@ static void make_words(const locomo *l, const step *s, words *w)
         size_t length = strcspn(at, " ");
         char word[256];
         (void)snprintf(word, sizeof word, "%.*s", (int)length, at);
+        if (l->b.n_questions > 0 && strcmp(w->list[w->n - 1], "--limit") == 0 &&
+            strtoul(word, NULL, 10) > l->b.n_questions)
+            (void)snprintf(word, sizeof word, "%u", l->b.n_questions);
         add_word(w, word);
         at += length + strspn(at + length, " ");
     }
@@ -185,29 +189,47 @@ static is_status failure(const step *s, int code, const char *file, is_error *er
     return status;
 }
 
+/* Whether this file is what the command measured, not another one of the same name: with fewer questions, say. */
+static bool measured_by(const char *file, const json_t *command)
+{
+    json_t *kept = json_load_file(file, 0, NULL);
+    bool is = json_equal(json_object_get(kept, "command"), command);
+    json_decref(kept);
+    return is;
+}
+
+/* Puts what the step printed into `part`, and that into the step's file. */
+static is_status keep_result(const step *s, const char *part, const char *file, json_t *command, double seconds,
+                             is_error *err)
+{
+    json_t *result = json_load_file(part, 0, NULL);
+    json_t *o = json_object();
+    is_cli_set(o, "name", json_string(s->name));
+    is_cli_set(o, "command", json_incref(command));
+    is_cli_set(o, "seconds", json_real(seconds));
+    is_cli_set(o, "result", result != NULL ? result : json_null());
+    bool kept = result != NULL && json_dump_file(o, part, JSON_INDENT(1)) == 0 && rename(part, file) == 0;
+    json_decref(o);
+    return kept ? IS_OK : is_fail(err, IS_EIO, "cannot keep the result of step %s in %s", s->name, file);
+}
+
 static is_status run_step(const locomo *l, const step *s, is_error *err)
 {
     char file[4096], part[4096];
     words w = {.n = 0};
-    int code = IS_EXIT_FAILED;
+    is_status status = IS_OK;
     (void)snprintf(file, sizeof file, "%s/steps/%s.json", l->out, s->name);
     (void)snprintf(part, sizeof part, "%s/steps/%s.part", l->out, s->name);
-    if (access(file, F_OK) == 0) return IS_OK;
     make_words(l, s, &w);
-    double begin = is_now_ms();
-    is_status status = run_process(&w, part, &code, err);
-    if (status == IS_OK && code != IS_EXIT_OK) status = failure(s, code, part, err);
-    if (status == IS_OK) {
-        json_t *result = json_load_file(part, 0, NULL);
-        json_t *o = json_object();
-        is_cli_set(o, "name", json_string(s->name));
-        is_cli_set(o, "command", command_text(&w));
-        is_cli_set(o, "seconds", json_real((is_now_ms() - begin) / 1e3));
-        is_cli_set(o, "result", result != NULL ? result : json_null());
-        if (result == NULL || json_dump_file(o, part, JSON_INDENT(1)) != 0 || rename(part, file) != 0)
-            status = is_fail(err, IS_EIO, "cannot keep the result of step %s in %s", s->name, file);
-        json_decref(o);
+    json_t *command = command_text(&w);
+    if (!measured_by(file, command)) {
+        int code = IS_EXIT_FAILED;
+        double begin = is_now_ms();
+        status = run_process(&w, part, &code, err);
+        if (status == IS_OK && code != IS_EXIT_OK) status = failure(s, code, part, err);
+        if (status == IS_OK) status = keep_result(s, part, file, command, (is_now_ms() - begin) / 1e3, err);
     }
+    json_decref(command);
     free_words(&w);
     return status;
 }
@@ -250,6 +272,7 @@ int is_bench_locomo(int argc, char **argv)
         {"questions", 0, IS_CLI_TEXT, &b->questions_file, 0, 0, "FILE", "questions; default: in or beside the data"},
         {"out", 0, IS_CLI_TEXT, &l.out, 0, 0, "FOLDER", "for results and report (default: build/evaluation)"},
         {"full", 0, IS_CLI_FLAG, &l.full, 0, 0, NULL, "all questions and recipes, in hours rather than minutes"},
+        {"limit", 0, IS_CLI_UINT, &b->n_questions, 1, 100000, "N", "questions of a step at most, spread over the file"},
         {"peer", 0, IS_CLI_TEXT, &l.peer, 0, 0, "PROGRAM", "llama-server, see `inferscale bench throughput --help`"},
         {"judge", 0, IS_CLI_TEXT, &l.judge[0], 0, 0, "URL", "see `inferscale bench answers --help`"},
         {"judge-model", 0, IS_CLI_TEXT, &l.judge[1], 0, 0, "NAME", "the same"},
@@ -262,7 +285,8 @@ int is_bench_locomo(int argc, char **argv)
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .examples =
-            "inferscale bench locomo\ninferscale bench locomo --data locomo10.json --full --out /tmp/evaluation",
+            "inferscale bench locomo\ninferscale bench locomo --data locomo10.json --full --out /tmp/evaluation\n"
+            "inferscale bench locomo --data locomo10.json --full --limit 200 --out /tmp/evaluation",
     };
     if (!is_cli_parse(&b->cli, &spec, argc, argv)) return b->cli.exit;
     if (b->cli.n_args > 0) return is_cli_usage(&b->cli, "\"%s\" is too much", b->cli.args[0]);
