@@ -126,6 +126,8 @@ static void make_words(const locomo *l, const step *s, words *w)
     add_option(w, "--embedding-model", cli->embedding_model);
     add_number(w, "--threads", cli->threads);
     add_number(w, "--context", cli->context);
+    add_number(w, "--device-chunks", cli->device_chunks);
+    add_number(w, "--device-vectors", cli->device_vectors);
     if (strncmp(s->name, "answers", 7) == 0) {
         add_option(w, "--judge", l->judge[0]);
         add_option(w, "--judge-model", l->judge[1]);

@@ -221,14 +221,26 @@ static is_status start_server(bench *t, is_error *err)
     self[n] = '\0';
     char *model = is_cli_model_path(cli), *embedding = is_cli_embedding_path(cli);
     word slots = decimal(cli->slots), context = decimal(t->context), threads = decimal(t->threads),
-         memory = decimal(t->kv_budget);
+         memory = decimal(t->kv_budget), chunks = decimal(cli->device_chunks), vectors = decimal(cli->device_vectors);
     /* Without an embedding model the server goes by words alone, as this program did. */
     bool embed = access(embedding, R_OK) == 0;
-    const char *argv[] = {
-        self,        "serve",   "--host",   "127.0.0.1", "--drain", "1",         "--store",
-        cli->store,  "--model", model,      "--slots",   slots.s,   "--context", context.s,
-        "--threads", threads.s, "--memory", memory.s,    "--queue", "1048576",   embed ? "--embedding-model" : NULL,
-        embedding,   NULL};
+    const char *argv[32] = {self,        "serve",   "--host",   "127.0.0.1", "--drain", "1",         "--store",
+                            cli->store,  "--model", model,      "--slots",   slots.s,   "--context", context.s,
+                            "--threads", threads.s, "--memory", memory.s,    "--queue", "1048576"};
+    size_t at = 0;
+    while (argv[at] != NULL) at++;
+    if (embed) {
+        argv[at++] = "--embedding-model";
+        argv[at++] = embedding;
+    }
+    if (cli->device_chunks > 0) {
+        argv[at++] = "--device-chunks";
+        argv[at++] = chunks.s;
+    }
+    if (cli->device_vectors > 0) {
+        argv[at++] = "--device-vectors";
+        argv[at++] = vectors.s;
+    }
     is_status status = is_child_start(argv, &t->server, err);
     free(model);
     free(embedding);

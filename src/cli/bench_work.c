@@ -169,6 +169,8 @@ static is_status open_store(is_bench *b, bool background, is_error *err)
     o.background = background;
     if (b->cli.slots != 0) o.slots = b->cli.slots;
     if (b->cli.host_budget != 0) o.host_budget = b->cli.host_budget;
+    o.device_chunks = b->cli.device_chunks;
+    o.device_vectors = b->cli.device_vectors;
     is_status status = is_open(&o, &b->memory, err);
     free(model);
     free(embedding);

@@ -139,7 +139,6 @@ typedef struct serving {
     is_server_options server;
     const char *config, *keys, *cert, *key;
     const char *engine, *upstream, *upstream_model, *upstream_key;
-    uint64_t device_vectors, device_chunks;
     uint32_t port, drain;
 } serving;
 
@@ -282,10 +281,6 @@ static int parse_and_run(words *w)
         {"rate", 0, IS_CLI_UINT, &s.server.rate, 0, 1 << 20, "N",
          "requests a minute of each tenant, or each address without keys (default: 0, any)"},
         {"max-body", 0, IS_CLI_BYTES, &s.server.max_body, 0, 0, "BYTES", "largest request (default: 16M)"},
-        {"device-chunks", 0, IS_CLI_BYTES, &s.device_chunks, 0, 0, "BYTES",
-         "chunks in the first GPU's memory, where llama.cpp has the model; a program that `make cuda` built"},
-        {"device-vectors", 0, IS_CLI_BYTES, &s.device_vectors, 0, 0, "BYTES",
-         "embeddings in the first GPU's memory, which then searches them; a program that `make cuda` built"},
         {"connections", 0, IS_CLI_UINT, &s.server.connections, 1, 1 << 20, "N",
          "open at the same time (default: 4096)"},
         {"idle", 0, IS_CLI_UINT, &s.server.idle_s, 1, 86400, "SECONDS",
@@ -322,8 +317,6 @@ static int parse_and_run(words *w)
         return is_cli_usage(&cli, "--engine is llama or vllm, not \"%s\"", s.engine);
     if (vllm != (s.upstream != NULL))
         return is_cli_usage(&cli, "--engine vllm and --upstream go together: give both, or none");
-    cli.device_vectors = s.device_vectors;
-    cli.device_chunks = s.device_chunks;
     return run(&cli, &s);
 }
 
