@@ -1,16 +1,24 @@
 #!/usr/bin/env bash
 #
-# What src/cuda does on the GPU of this machine: whether it is right, by the host's own bytes, how fast, and what
-# compute-sanitizer says where that is installed. Minutes; the result is one JSON object.
+# What this machine's GPU makes of InferScale, in minutes, as one JSON object:
 #
 #     bench/gpu.sh [FILE]        default: build/gpu.json
 #
-# It takes build/cuda/gpu-bench as `make cuda` left it, which runs on any machine with a driver for CUDA 13 and cuBLAS; where
-# that is missing it compiles for the GPU at hand with the nvcc that is there.
+# compose, retrieve  src/cuda's kernels: whether they are right, by the host's own bytes, how fast, and what compute-sanitizer
+#                    says where that is installed. It takes build/cuda/gpu-bench as `make cuda` left it, which runs on any
+#                    machine with a driver for CUDA 13 and cuBLAS; where that is missing it compiles for the GPU at hand with
+#                    the nvcc that is there.
+# ttft, throughput   the embedded engine with chunks on the GPU, where build/cuda/inferscale has llama.cpp's CUDA build in it
+#                    (docs/cuda.md): `inferscale bench` with the model that INFERSCALE_GPU_MODEL names, or one of
+#                    Llama-3.1-8B's shape with made-up weights, 16 GB, which is made under $TMPDIR and removed. Its tokenizer
+#                    comes from INFERSCALE_MODEL, of which the first 4 MB are enough.
 
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-build/gpu.json}
+mkdir -p build
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 
 command -v nvidia-smi >/dev/null || {
     echo "there is no nvidia-smi, so no GPU" >&2
@@ -32,9 +40,45 @@ if [ -n "$blas" ]; then
     export LD_LIBRARY_PATH=${found%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 fi
 
-mkdir -p build
-build/cuda/gpu-bench >"$out"
+build/cuda/gpu-bench >"$work/kernels.json"
+
+# Puts what was measured so far into $out: a member a benchmark behind those of the kernels.
+write_result() {
+    python3 - "$work" "$out" <<'EOF'
+import json
+import pathlib
+import sys
+
+work = pathlib.Path(sys.argv[1])
+result = json.loads((work / "kernels.json").read_text())
+for name in ("ttft", "throughput"):
+    if (work / f"{name}.json").exists():
+        result[name] = json.loads((work / f"{name}.json").read_text())
+pathlib.Path(sys.argv[2]).write_text(json.dumps(result, indent=1) + "\n")
+EOF
+}
+
+# bench NAME OPTION...: a benchmark of the program with chunks on the GPU.
+bench() {
+    build/cuda/inferscale bench "$@" --model "$model" --device-chunks 8G --memory 16G --json >"$work/part"
+    mv "$work/part" "$work/$1.json"
+    write_result
+}
+
+write_result
+if [ -x build/cuda/inferscale ] && ldd build/cuda/inferscale | grep -q libggml-cuda; then
+    model=${INFERSCALE_GPU_MODEL:-}
+    if [ -z "$model" ]; then
+        model=$work/llama-3.1-8b.gguf
+        bench/gpu/shape.py llama-3.1-8b "${INFERSCALE_MODEL:-$HOME/.cache/inferscale/models/SmolLM2-135M-Instruct-Q4_0.gguf}" "$model"
+    fi
+    bench ttft -k 5 -k 10 -k 20 -k 50 --limit 3 --repeat 3
+    bench throughput -u 10 -u 25 --facts 55 --limit-prefill 8 --slots 8
+else
+    echo "build/cuda/inferscale has no llama.cpp for GPUs in it, so only the kernels were measured" >&2
+fi
 cat "$out"
+
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do
         compute-sanitizer --tool $tool --kernel-regex kns=is_ --kernel-regex kns=select_ --error-exitcode 9 build/cuda/gpu-bench --quick >build/gpu-$tool.log 2>&1 || {

@@ -162,7 +162,6 @@ static is_status open_store(is_bench *b, bool background, is_error *err)
     is_options o = is_options_default();
     o.store = b->store;
     o.model = model;
-    o.embedding_model = embedding;
     o.recipe = b->recipe;
     o.context = b->cli.context;
     o.threads = b->cli.threads;
@@ -171,7 +170,8 @@ static is_status open_store(is_bench *b, bool background, is_error *err)
     if (b->cli.host_budget != 0) o.host_budget = b->cli.host_budget;
     o.device_chunks = b->cli.device_chunks;
     o.device_vectors = b->cli.device_vectors;
-    is_status status = is_open(&o, &b->memory, err);
+    is_status status = is_cli_choose_embedding(&b->cli, embedding, &o.embedding_model, err);
+    if (status == IS_OK) status = is_open(&o, &b->memory, err);
     free(model);
     free(embedding);
     return status;

@@ -98,6 +98,9 @@ is_status is_cli_open(const is_cli *cli, unsigned needs, is_memory **out, is_err
 char *is_cli_store_path(const is_cli *cli);
 char *is_cli_model_path(const is_cli *cli);
 char *is_cli_embedding_path(const is_cli *cli);
+/* *out: this path of is_cli_embedding_path, or NULL where setup has not made one and words alone must do, which is noted.
+ * IS_ENOTFOUND, IS_EIO: one was named and cannot be read. */
+is_status is_cli_choose_embedding(const is_cli *cli, const char *path, const char **out, is_error *err);
 
 /* ------------------------------------------------------------ output.c */
 

@@ -90,8 +90,7 @@ static void on_log(void *user, int level, const char *line)
     fprintf(stderr, "inferscale: %s%s\n", level == 1 ? "warning: " : "", line);
 }
 
-/* The embedding model's path, or NULL where words alone must do. */
-static is_status choose_embedding(const is_cli *cli, const char *path, const char **out, is_error *err)
+is_status is_cli_choose_embedding(const is_cli *cli, const char *path, const char **out, is_error *err)
 {
     *out = path;
     if (named_model(cli->embedding_model, "INFERSCALE_EMBEDDING_MODEL") != NULL || access(path, R_OK) == 0)
@@ -118,7 +117,7 @@ is_status is_cli_open(const is_cli *cli, unsigned needs, is_memory **out, is_err
         status = check_file("chat model", model, "model", err);
     }
     if (status == IS_OK && needs & IS_CLI_EMBED)
-        status = choose_embedding(cli, embedding, &options.embedding_model, err);
+        status = is_cli_choose_embedding(cli, embedding, &options.embedding_model, err);
     options.store = store;
     options.recipe = cli->recipe;
     if (cli->host_budget > 0) options.host_budget = cli->host_budget;

@@ -413,6 +413,18 @@ static json_t *describe_layers(const is_llama *engine)
     return runs;
 }
 
+/* What llama.cpp computes on: "CUDA0: NVIDIA H200" and the like, "CPU: ...". */
+static json_t *describe_devices(void)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; list != NULL && i < ggml_backend_dev_count(); i++) {
+        ggml_backend_dev_t dev = ggml_backend_dev_get(i);
+        json_array_append_new(list,
+                              json_sprintf("%s: %s", ggml_backend_dev_name(dev), ggml_backend_dev_description(dev)));
+    }
+    return list;
+}
+
 static is_status op_describe(is_engine *base, char **json, is_error *err)
 {
     is_llama *engine = (is_llama *)base;
@@ -424,6 +436,7 @@ static is_status op_describe(is_engine *base, char **json, is_error *err)
                   engine->model.chat != NULL && is_chat_has_tools(engine->model.chat), "injection", engine->injectable,
                   "why_not", engine->why_not, "probe_ms", engine->probe.probe_ms);
     if (root != NULL) json_object_set_new(root, "llama_cpp", json_string(llama_version()));
+    if (root != NULL) json_object_set_new(root, "devices", describe_devices());
     if (root != NULL && engine->injectable) {
         char hex[33];
         for (int i = 0; i < 16; i++) (void)snprintf(hex + 2 * i, 3, "%02x", engine->fingerprint[i]);

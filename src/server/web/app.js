@@ -1266,8 +1266,8 @@ const link = (path) => h("a", { href: path }, path);
 
 /* What is shown under a name of its own; the rest of the engine's description is shown as it comes. */
 const ENGINE_KEYS = [
-  "engine", "llama_cpp", "model", "context", "slots", "threads", "fingerprint", "injection", "why_not", "kv_type",
-  "kv_bytes_per_token", "v_transposed", "layers", "compose", "probe", "probe_ms", "upstreams",
+  "engine", "llama_cpp", "devices", "model", "context", "slots", "threads", "fingerprint", "injection", "why_not",
+  "kv_type", "kv_bytes_per_token", "v_transposed", "layers", "compose", "probe", "probe_ms", "upstreams",
 ];
 
 function renderEngine() {
@@ -1290,6 +1290,7 @@ function renderEngine() {
     definitions("Model", [
       ["Model", e.model],
       ["Engine", [e.engine, e.llama_cpp].filter(Boolean).join(" ")],
+      ["Runs on", Array.isArray(e.devices) ? e.devices.join(", ") : null],
       ["Context", isNumber(e.context) ? `${tokens(e.context)} a slot` : null],
       ["Slots", formatCount(e.slots)],
       ["Threads", formatCount(e.threads)],
