@@ -49,7 +49,8 @@ static unsigned percent(const is_cli_progress *progress)
     return (unsigned)(100.0 * (double)progress->done / (double)progress->total);
 }
 
-/* As wide as the terminal leaves room for; a line that wraps could not be redrawn. */
+/* As wide as the terminal leaves room for; a line that wraps could not be redrawn. It is written as one piece, so that
+ * nothing of others stands within it. */
 static void draw_bar(const is_cli_progress *progress, const char *text)
 {
     struct winsize window = {0};
@@ -57,15 +58,20 @@ static void draw_bar(const is_cli_progress *progress, const char *text)
     size_t used = strlen(progress->doing) + strlen(text) + sizeof " [] 100 %  ";
     size_t width = columns > used ? columns - used : 0;
     if (width > MAX_BAR) width = MAX_BAR;
-    fprintf(stderr, "\r\033[K%s ", progress->doing);
-    if (progress->total > 0 && width >= 5) {
-        size_t filled = (size_t)((double)width * (double)progress->done / (double)progress->total);
-        fputc('[', stderr);
-        for (size_t i = 0; i < width; i++) fputc(i < filled ? '#' : '-', stderr);
-        fputs("] ", stderr);
+    char bar[MAX_BAR + 16] = "";
+    if (progress->total > 0) {
+        size_t filled = (size_t)((double)width * (double)progress->done / (double)progress->total), n = 0;
+        if (width >= 5) {
+            bar[n++] = '[';
+            for (size_t i = 0; i < width; i++) bar[n++] = i < filled ? '#' : '-';
+            bar[n++] = ']';
+            bar[n++] = ' ';
+        }
+        (void)snprintf(bar + n, sizeof bar - n, "%3u %%  ", percent(progress));
     }
-    if (progress->total > 0) fprintf(stderr, "%3u %%  ", percent(progress));
-    fprintf(stderr, "%.*s", (int)columns, text);
+    char line[512];
+    int n = snprintf(line, sizeof line, "\r\033[K%s %s%.*s", progress->doing, bar, (int)columns, text);
+    (void)fwrite(line, 1, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1, stderr);
     (void)fflush(stderr);
 }
 
