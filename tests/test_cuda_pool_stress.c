@@ -1,7 +1,7 @@
 /*
- * The device tier under everything at once: takes, blank chunks, releases and drops in any order on several streams,
- * against what may be found at all, with every call of the runtime failing once, on a device that fails for good, and
- * from several threads.  Whatever a stream reads there must be its chunk, to the last byte.
+ * The device tier under everything at once: takes, chunks that are made there, releases and drops in any order on
+ * several streams, against what may be found at all, with every call of the runtime failing once, on a device that
+ * fails for good, and from several threads.  Whatever a stream reads there must be its chunk, to the last byte.
  */
 #include "cuda/pool_fixture.h"
 
@@ -133,18 +133,16 @@ static void drop(actor *a)
     if (chance(a, 2) == 0) a->version[number]++;
 }
 
-/* A kernel makes a chunk anew; in between it may be forgotten. */
+/* A kernel makes a chunk, which nobody else finds; in between others may go. */
 static void encode(actor *a)
 {
     hold *h = free_hold(a);
     is_cuda_stream *stream = a->w->streams[h->stream];
     int64_t number = chance(a, NUMBERS);
-    uint32_t version = a->alone ? a->version[number] + 1 : 1 + chance(a, 2);
-    is_device_pool_want want = want_of(number, version, 0, NULL);
+    uint32_t version = 1 + chance(a, 2);
     uint64_t failures = fake_failures();
     is_error *err = a->alone ? &a->w->err : NULL;
-    is_status status =
-        is_device_pool_reserve(a->w->pool, number, want.key, size_of(number, version), stream, &h->pins[0], err);
+    is_status status = is_device_pool_reserve(a->w->pool, size_of(number, version), stream, &h->pins[0], err);
     if (status != IS_OK) assert_true(a->alone && !is_well(a, status, failures));
     if (h->pins[0] == NULL) return;
     h->numbers[0] = number;
@@ -152,14 +150,6 @@ static void encode(actor *a)
     put_read(stream, h->pins[0], number, 0);
     put_write(stream, h->pins[0], number, version);
     if (chance(a, 8) == 0) drop(a);
-    if (chance(a, 4) > 0) {
-        bool found = false;
-        failures = fake_failures();
-        status = is_device_pool_publish(a->w->pool, h->pins[0], stream, &found, err);
-        if (status != IS_OK) assert_true(a->alone && !found && !is_well(a, status, failures));
-        if (found) a->version[number] = version;
-        if (found) a->perhaps[number] = true;
-    }
     read_again(a, h);
 }
 

@@ -11,8 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SCRATCH INT64_MIN /* the number of what is only underway; chunks' numbers are not negative */
-
 /* A prompt that was added, with what it holds until it is written. */
 typedef struct added {
     is_device_placed *placed;       /* [n] */
@@ -49,7 +47,7 @@ is_status is_dev_open(uint32_t device, uint64_t budget, is_unpin_fn unpin, void 
     if (device >= is_cuda_devices())
         return is_fail(err, IS_EUNSUPPORTED, "there is no CUDA device %u, or its driver is missing", device);
     is_dev *d = calloc(1, sizeof *d);
-    if (d == NULL) return is_fail(err, IS_ENOMEM, "no memory for the device's side of the connector");
+    if (d == NULL) return is_fail(err, IS_ENOMEM, "no memory for the way to the device");
     d->device = device;
     d->unpin = unpin;
     d->user = user;
@@ -106,6 +104,11 @@ is_status is_dev_cache(is_dev *d, const is_layout *layout, const is_device_layer
         status = is_device_cache_new(layout, layers, (is_cell)layout->dtype, block_tokens, n_blocks, &d->cache, err);
     for (uint32_t l = 0; status == IS_OK && l < layout->n_layers; l++) status = is_cuda_event_new(&d->written[l], err);
     return status;
+}
+
+static is_status no_cache(is_error *err)
+{
+    return is_fail(err, IS_EINVAL, "the engine's cache on the device is not known yet");
 }
 
 /* ------------------------------------------------------------ prompts */
@@ -211,7 +214,7 @@ is_status is_dev_add(is_dev *d, const is_dev_prompt *p, uint32_t *reach, void *s
         (void)let_go(d, &a, NULL);
         return is_fail(err, IS_ENOMEM, "no memory for a prompt of %u chunks", p->n);
     }
-    if (d->cache == NULL) status = is_fail(err, IS_EINVAL, "the connector does not know the cache yet");
+    if (d->cache == NULL) status = no_cache(err);
     if (status == IS_OK && !grow_prompts(d)) status = is_fail(err, IS_ENOMEM, "no memory for one more prompt");
     if (status == IS_OK) status = is_cuda_use(d->device, err);
     if (status == IS_OK) status = promote(d, p, &a, reach, err);
@@ -311,12 +314,11 @@ static size_t front_of(void *chunk)
 is_status is_dev_read(is_dev *d, const uint32_t *blocks, size_t n_blocks, uint32_t begin, void *chunk, size_t size,
                       void *stream, is_error *err)
 {
-    static const uint8_t no_key[IS_DEVICE_POOL_KEY];
     is_device_pool_pin *pin = NULL;
-    if (d->cache == NULL) return is_fail(err, IS_EINVAL, "the connector does not know the cache yet");
+    if (d->cache == NULL) return no_cache(err);
     is_status status = is_cuda_use(d->device, err);
     if (status == IS_OK) status = reserve_pinned(d, size, err);
-    if (status == IS_OK) status = is_device_pool_reserve(d->pool, SCRATCH, no_key, size, stream, &pin, err);
+    if (status == IS_OK) status = is_device_pool_reserve(d->pool, size, stream, &pin, err);
     if (status != IS_OK) return status;
     if (pin == NULL)
         return is_fail(err, IS_ENOMEM, "the device has no room for a chunk of %zu bytes; give it a larger budget",

@@ -8,8 +8,6 @@
 #include "../common/common.h"
 #include "arena.h"
 
-struct is_reading;
-
 typedef struct is_entry is_entry;
 struct is_entry {
     int64_t number;
@@ -17,16 +15,14 @@ struct is_entry {
     is_range *range;
     uint8_t *memory;
     size_t size;
-    uint64_t mark;             /* of the upload: what is in it is there behind this mark */
-    struct is_reading *filled; /* its event: what a kernel made is there behind it; NULL: no such event */
-    uint32_t held;             /* pins that have not been released */
-    uint32_t reading;          /* pins that have, by streams that may not be done yet */
-    bool blank;                /* being filled; in the list of blanks, not in the table */
-    bool gone;                 /* in neither, not found any more */
-    bool wiped;                /* zeroed, as soon as its readers are done */
-    bool lost;                 /* it cannot be known when a reader is done */
+    uint64_t mark;    /* of the upload: what is in it is there behind this mark */
+    uint32_t held;    /* pins that have not been released */
+    uint32_t reading; /* pins that have, by streams that may not be done yet */
+    bool gone;        /* not in the table, not found any more */
+    bool wiped;       /* zeroed, as soon as its readers are done */
+    bool lost;        /* it cannot be known when a reader is done */
     is_entry *chain;
-    is_entry *newer, *older; /* in the table and idle: by last use; blank: the others; gone and idle: older only */
+    is_entry *newer, *older; /* in the table and idle: by last use; gone and idle: older only */
 };
 
 /* Nobody reads it, nobody may. */

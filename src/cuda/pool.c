@@ -1,7 +1,7 @@
 /*
- * The device tier.  An entry is blank while a kernel fills it, then in the table, then gone, which is for good: its
- * memory is zeroed and given back when nobody holds or reads it any more.  Released pins wait, by event, in the list of
- * readings; every call that may need room looks which of them are done.
+ * The device tier.  An entry is in the table, then gone, which is for good: its memory is zeroed and given back when
+ * nobody holds or reads it any more; what is reserved for a kernel's use is gone from the start.  Released pins wait,
+ * by event, in the list of readings; every call that may need room looks which of them are done.
  */
 #include "pool.h"
 
@@ -22,10 +22,9 @@ struct is_device_pool {
     is_arena *arena;
     is_upload *upload;
     is_entry_table table;
-    is_entry_list idle;   /* what can be evicted */
-    is_entry_list blanks; /* what is being filled */
-    is_entry *wipes;      /* gone and idle, to be zeroed and given back */
-    size_t n_used;        /* entries with memory */
+    is_entry_list idle; /* what can be evicted */
+    is_entry *wipes;    /* gone and idle, to be zeroed and given back */
+    size_t n_used;      /* entries with memory */
     is_readings readings;
     is_device_pool_pin *lost; /* pins whose reader's end cannot be known */
     is_device_pool_counts counts;
@@ -67,11 +66,7 @@ void is_device_pool_close(is_device_pool *pool)
     is_cuda_free(pool->memory); /* waits for all that reads or writes it, and so for the copies */
     is_upload_close(pool->upload);
     is_range *range = pool->arena != NULL ? is_arena_first(pool->arena) : NULL;
-    for (; range != NULL; range = range->behind) {
-        is_entry *e = range->owner;
-        if (e != NULL && e->filled != NULL) is_readings_return(&pool->readings, e->filled);
-        free(e);
-    }
+    for (; range != NULL; range = range->behind) free(range->owner);
     is_arena_free(pool->arena);
     is_readings_free(&pool->readings);
     is_pins_free(pool->lost);
@@ -93,7 +88,6 @@ static is_status wipe(is_device_pool *pool, is_error *err)
         }
         pool->wipes = e->older;
         pool->n_used--;
-        if (e->filled != NULL) is_readings_return(&pool->readings, e->filled);
         is_arena_give(pool->arena, e->range);
         free(e);
     }
@@ -112,16 +106,11 @@ static void rest(is_device_pool *pool, is_entry *e)
     }
 }
 
-/* Not found any more; the entry is in the table or blank. */
+/* Not found any more; the entry is in the table. */
 static void put_out(is_device_pool *pool, is_entry *e)
 {
-    if (e->blank) {
-        is_list_out(&pool->blanks, e);
-        e->blank = false;
-    } else {
-        is_table_remove(&pool->table, e);
-        if (is_entry_idle(e)) is_list_out(&pool->idle, e);
-    }
+    is_table_remove(&pool->table, e);
+    if (is_entry_idle(e)) is_list_out(&pool->idle, e);
     e->gone = true;
     rest(pool, e);
 }
@@ -167,7 +156,7 @@ static is_status look(is_device_pool *pool, is_error *err)
     return status == IS_OK ? wipe(pool, err) : status;
 }
 
-/* From held to read: the pins as a list.  What was blank until now will not be published. */
+/* From held to read: the pins as a list. */
 static is_device_pool_pin *let_go(is_device_pool *pool, is_device_pool_pin *const *pins, size_t n, bool lost)
 {
     is_device_pool_pin *list = NULL;
@@ -178,7 +167,6 @@ static is_device_pool_pin *let_go(is_device_pool *pool, is_device_pool_pin *cons
         e->held--;
         e->reading++;
         e->lost = e->lost || lost;
-        if (e->blank && e->held == 0) put_out(pool, e);
         *end = pins[i];
         end = &pins[i]->next;
     }
@@ -312,31 +300,15 @@ static is_status bring(is_device_pool *pool, is_device_pool_want *want, is_error
     return status;
 }
 
-/* What a kernel made is there behind an event of the stream that it ran in. */
-static is_status follow_filled(is_device_pool *pool, is_entry *e, is_cuda_stream *stream, is_error *err)
-{
-    bool done = false;
-    is_status status = is_cuda_event_done(e->filled->done, &done, err);
-    if (status != IS_OK) return status;
-    if (!done) return is_cuda_stream_after(stream, e->filled->done, err);
-    is_readings_return(&pool->readings, e->filled);
-    e->filled = NULL;
-    return IS_OK;
-}
-
 /* Makes the stream wait for the chunks of these wants. */
 static is_status follow(is_device_pool *pool, const is_device_pool_want *wants, size_t n, is_cuda_stream *stream,
                         is_error *err)
 {
     uint64_t mark = 0;
     is_status status = IS_OK;
-    for (size_t i = 0; i < n && status == IS_OK; i++) {
-        if (wants[i].pin == NULL) continue;
-        is_entry *e = wants[i].pin->entry;
-        if (e->mark > mark) mark = e->mark;
-        if (e->filled != NULL) status = follow_filled(pool, e, stream, err);
-    }
-    if (status == IS_OK && mark == is_upload_next(pool->upload)) status = is_upload_mark(pool->upload, err);
+    for (size_t i = 0; i < n; i++)
+        if (wants[i].pin != NULL && wants[i].pin->entry->mark > mark) mark = wants[i].pin->entry->mark;
+    if (mark == is_upload_next(pool->upload)) status = is_upload_mark(pool->upload, err);
     return status == IS_OK ? is_upload_follow(pool->upload, mark, stream, err) : status;
 }
 
@@ -379,54 +351,29 @@ is_status is_device_pool_take(is_device_pool *pool, is_device_pool_want *wants, 
     return status;
 }
 
-/* ------------------------------------------------------------ blank chunks */
+/* ------------------------------------------------------------ room for a kernel */
 
-is_status is_device_pool_reserve(is_device_pool *pool, int64_t number, const uint8_t key[IS_DEVICE_POOL_KEY],
-                                 size_t size, is_cuda_stream *stream, is_device_pool_pin **out, is_error *err)
+is_status is_device_pool_reserve(is_device_pool *pool, size_t size, is_cuda_stream *stream, is_device_pool_pin **out,
+                                 is_error *err)
 {
+    static const uint8_t no_key[IS_DEVICE_POOL_KEY];
     *out = NULL;
     is_entry *e = NULL;
     (void)pthread_mutex_lock(&pool->mutex);
     is_status status = look(pool, err);
-    if (status == IS_OK) status = new_entry(pool, number, key, size, &e, err);
+    if (status == IS_OK) status = new_entry(pool, 0, no_key, size, &e, err);
     if (e != NULL) {
+        e->gone = true;
         /* Behind the zeroing of what was there before. */
         uint64_t mark = is_upload_next(pool->upload);
         status = is_upload_mark(pool->upload, err);
         if (status == IS_OK) status = is_upload_follow(pool->upload, mark, stream, err);
         if (status == IS_OK) status = hold(pool, e, true, out, err);
-        if (status == IS_OK) {
-            e->blank = true;
-            is_list_in(&pool->blanks, e);
-        } else {
-            e->gone = true;
+        if (status != IS_OK) {
             rest(pool, e);
             (void)wipe(pool, NULL);
         }
     }
-    (void)pthread_mutex_unlock(&pool->mutex);
-    return status;
-}
-
-static is_status publish(is_device_pool *pool, is_entry *e, is_cuda_stream *stream, is_error *err)
-{
-    is_status status = is_readings_mark(&pool->readings, stream, &e->filled, err);
-    if (status != IS_OK) return status;
-    is_list_out(&pool->blanks, e);
-    e->blank = false;
-    is_entry *stale = is_table_find(&pool->table, e->number);
-    if (stale != NULL) (void)drop(pool, stale, NULL);
-    is_table_add(&pool->table, e);
-    return IS_OK;
-}
-
-is_status is_device_pool_publish(is_device_pool *pool, is_device_pool_pin *pin, is_cuda_stream *stream, bool *found,
-                                 is_error *err)
-{
-    (void)pthread_mutex_lock(&pool->mutex);
-    is_entry *e = pin->entry;
-    is_status status = e->blank ? publish(pool, e, stream, err) : IS_OK;
-    *found = status == IS_OK && !e->gone;
     (void)pthread_mutex_unlock(&pool->mutex);
     return status;
 }
@@ -436,11 +383,6 @@ is_status is_device_pool_drop(is_device_pool *pool, int64_t number, is_error *er
     (void)pthread_mutex_lock(&pool->mutex);
     is_entry *e = is_table_find(&pool->table, number);
     is_status status = e != NULL ? drop(pool, e, err) : IS_OK;
-    for (e = pool->blanks.oldest; e != NULL;) {
-        is_entry *newer = e->newer;
-        if (e->number == number) put_out(pool, e); /* held by whoever fills it, and zeroed when that ends */
-        e = newer;
-    }
     is_status wiped = is_upload_wipe(pool->upload, status == IS_OK ? err : NULL); /* it may have come by them */
     (void)pthread_mutex_unlock(&pool->mutex);
     return status == IS_OK ? wiped : status;

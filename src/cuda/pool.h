@@ -1,20 +1,21 @@
 /*
  * The device tier: chunks in device memory, found by number, within a budget that is taken when it is opened.
  *
- * A chunk comes in by is_device_pool_take, which copies it from host memory on a stream of the pool's own, or by
- * is_device_pool_reserve and is_device_pool_publish, when a kernel makes it.  What a caller got stands still until it
- * gives it back by is_device_pool_release, which names the stream that reads it: an event in that stream says when the
- * reader is done, and only then can the memory be another chunk's.  Chunks that nobody holds or reads go, the least
- * recently used first, when room is needed.  A chunk that finds no room is not taken, and nothing waits for room: the
- * caller prefills it, or composes it on the host.
+ * A chunk comes in by is_device_pool_take, which copies it from host memory on a stream of the pool's own; room for a
+ * chunk that a kernel makes comes from is_device_pool_reserve.  What a caller got stands still until it gives it back
+ * by is_device_pool_release, which names the stream that reads it: an event in that stream says when the reader is
+ * done, and only then can the memory be another chunk's.  Chunks that nobody holds or reads go, the least recently used
+ * first, when room is needed.  A chunk that finds no room is not taken, and nothing waits for room: the caller prefills
+ * it, or composes it on the host.
  *
  * What leaves the pool, evicted or dropped, is zeroed behind its last reader, so that free device memory holds nothing
- * of anybody, a blank chunk is all zeros, and a dropped chunk is gone from the device as soon as its readers are done.
+ * of anybody, what is reserved is all zeros, and a dropped chunk is gone from the device as soon as its readers are
+ * done.
  *
  * What the caller guarantees:
  *  - the thread has called is_cuda_use, and uses the stream that it hands over alone while the call lasts;
  *  - a pin is used only by what is put into one stream: behind the take or reserve that gave the pin, before the
- *    release that takes it back.  A chunk is written to only by who reserved it, and before it is published;
+ *    release that takes it back.  Only what was reserved is written to;
  *  - the key says all that makes a chunk another one: fingerprint, recipe, scope.  A number has one chunk at a time;
  *  - where a chunk is dropped while another thread takes it with bytes from the host, that take may bring it back.  So
  *    it is first put out of use on the host, and dropped here when no take holds bytes of it any more.
@@ -22,7 +23,7 @@
  * All functions but close may be called from several threads at once.  One mutex is held while they run, also while a
  * take copies to the staging buffers.
  *
- * A call that fails has given no pin and published nothing, and the pool goes on; the error is the runtime's own.  A
+ * A call that fails has given no pin and the pool goes on; the error is the runtime's own.  A
  * chunk whose copy failed is not found.  An error that a device keeps, as after a kernel's fault, fails all that
  * follows.
  */
@@ -65,31 +66,22 @@ typedef struct is_device_pool_want {
 is_status is_device_pool_take(is_device_pool *pool, is_device_pool_want *wants, size_t n, is_cuda_stream *stream,
                               is_error *err);
 
-/*
- * Room of `size` bytes, all zeros, that kernels on the stream may fill; nobody finds it.  *out NULL: there is no room.
- * A chunk of this number that is there stays.
- */
-is_status is_device_pool_reserve(is_device_pool *pool, int64_t number, const uint8_t key[IS_DEVICE_POOL_KEY],
-                                 size_t size, is_cuda_stream *stream, is_device_pool_pin **out, is_error *err);
-/*
- * From now on takes find it, and their streams wait for all that is in this stream now.  Whatever was there under its
- * number is out of use.  *found false: the number was dropped meanwhile, so it is not found.  Still pinned, either way.
- */
-is_status is_device_pool_publish(is_device_pool *pool, is_device_pool_pin *pin, is_cuda_stream *stream, bool *found,
+/* Room of `size` bytes, all zeros, for kernels on the stream; nobody finds it.  *out NULL: there is no room. */
+is_status is_device_pool_reserve(is_device_pool *pool, size_t size, is_cuda_stream *stream, is_device_pool_pin **out,
                                  is_error *err);
 
 /*
- * Gives n pins back, NULL ones among them, when the stream is done with all that is in it now.  What was reserved and
- * not published is gone then.  The pins are given back even on failure: where the runtime does not say when the stream
- * is done, by event or by waiting, these chunks stay where they are until the pool is closed.
+ * Gives n pins back, NULL ones among them, when the stream is done with all that is in it now.  What was reserved is
+ * gone then.  The pins are given back even on failure: where the runtime does not say when the stream is done, by event
+ * or by waiting, these chunks stay where they are until the pool is closed.
  */
 is_status is_device_pool_release(is_device_pool *pool, is_device_pool_pin *const *pins, size_t n,
                                  is_cuda_stream *stream, is_error *err);
 
 /*
- * The number's chunk is out of use, published or only reserved: not found from now on, and zeroed behind its last
- * reader, and so are the staging buffers, for which this waits until copies under way are done.  On failure it is not
- * found either, and later calls try again to zero it.
+ * The number's chunk is out of use: not found from now on, and zeroed behind its last reader, and so are the staging
+ * buffers, for which this waits until copies under way are done.  On failure it is not found either, and later calls
+ * try again to zero it.
  */
 is_status is_device_pool_drop(is_device_pool *pool, int64_t number, is_error *err);
 
