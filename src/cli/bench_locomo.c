@@ -48,13 +48,12 @@ static const step full[] = {
     {"throughput", "throughput", false, false},
     {"recall", "recall", true, true},
     {"fidelity",
-     "fidelity --limit 200 --fresh 0 --fresh 5" PAPERS RECIPE("primed:0") RECIPE("primed:8") RECIPE("primed:16")
+     "fidelity --limit 100 --fresh 0 --fresh 5" PAPERS RECIPE("primed:0") RECIPE("primed:8") RECIPE("primed:16")
          RECIPE("primed:16x2") RECIPE("primed:16x4") RECIPE("primed:8+window:5") OURS,
      true, false},
     {"fidelity, best first", "fidelity --limit 100 --best-first" OURS, true, false},
     {"fidelity, no dates", "fidelity --limit 100 --without-dates" OURS, true, false},
     {"answers", "answers --limit 1540 --without --fresh 0 --fresh 5" PAPERS RECIPE("primed:8") OURS, true, false},
-    {"answers, no dates", "answers --limit 1540 --without-dates" OURS, true, false},
     {"adversarial", "answers --limit 446 --adversarial" RECIPE("isolated") OURS, true, true},
     {"encode", "encode" RECIPE("isolated") RECIPE("window:5") RECIPE("primed:8") RECIPE("primed:16x4") OURS, false,
      false},
