@@ -241,6 +241,7 @@ format:
 
 lint:
 	clang-format --dry-run -Werror $(FORMATTED)
+	@if git grep -nE '/(root|home/[a-z]+)/' -- ':!Makefile'; then echo 'these lines name folders of one machine' >&2; exit 1; fi
 	shellcheck -x scripts/*.sh tests/*.sh tests/*/*.sh bench/*.sh .ci/run
 	@$(MAKE) --no-print-directory VARIANT=clang build/clang/inferscale build/clang/tests/gpu-bench $(TESTS:%=build/clang/%)
 	printf '%s\n' $(LIB_SRC) $(CUDA_SRC) $(CLI_SRC) $(wildcard bench/gpu/*.c) | xargs -P $(shell nproc) -I FILE clang-tidy --quiet FILE -- $(BASE) 2>build/tidy.log

@@ -115,6 +115,9 @@ typedef struct is_bench_sums {
 void is_bench_compare(const float *full, const float *injected, size_t n_vocab, const int32_t *answer, size_t n,
                       is_bench_sums *out);
 
+/* A word of a command line as somebody else would type it: without the folders of this machine.  Points into it. */
+const char *is_bench_shown(const char *word);
+
 double is_median(double *values, size_t n);               /* sorts them; NAN for none */
 double is_percentile(double *values, size_t n, double p); /* 0..1; sorts them */
 /* A whole number of each of the list's items, or the defaults. false: usage error was printed. */

@@ -138,7 +138,6 @@ static void make_words(const locomo *l, const step *s, words *w)
     w->list[w->n] = NULL;
 }
 
-/* As somebody else would type it: without the folders of this machine. */
 static json_t *command_text(const words *w)
 {
     char *text = NULL;
@@ -147,11 +146,10 @@ static json_t *command_text(const words *w)
     if (to == NULL) is_cli_no_memory();
     (void)fputs("inferscale", to);
     for (size_t i = 1; i < w->n; i++) {
-        const char *word = w->list[i], *slash = strrchr(word, '/');
+        const char *word = w->list[i];
         if (strcmp(word, "--work") == 0 || strcmp(w->list[i - 1], "--work") == 0) continue;
         if (strcmp(word, "--json") == 0 || strcmp(word, "--quiet") == 0) continue;
-        bool url = strstr(word, "://") != NULL;
-        (void)fprintf(to, " %s", slash != NULL && !url ? slash + 1 : word);
+        (void)fprintf(to, " %s", is_bench_shown(word));
     }
     if (fclose(to) != 0) is_cli_no_memory();
     json_t *out = is_cli_json_text(text);

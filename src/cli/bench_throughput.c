@@ -290,7 +290,7 @@ static is_status start_peer(bench *t, is_error *err)
     if (argv == NULL || out == NULL) is_cli_no_memory();
     memcpy(argv, fixed, sizeof fixed);
     for (size_t i = 0; i < t->peer_args.n; i++) argv[n++] = t->peer_args.items[i];
-    for (size_t i = 0; i < n; i++) (void)fprintf(out, "%s%s", i > 0 ? " " : "", argv[i]);
+    for (size_t i = 0; i < n; i++) (void)fprintf(out, "%s%s", i > 0 ? " " : "", is_bench_shown(argv[i]));
     (void)fclose(out);
     is_status status = is_child_start(argv, &t->peer_server, err);
     free(argv);

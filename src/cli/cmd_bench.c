@@ -96,6 +96,12 @@ bool is_bench_numbers(const is_bench *b, const is_cli_list *list, const char *de
     return true;
 }
 
+const char *is_bench_shown(const char *word)
+{
+    const char *slash = strrchr(word, '/');
+    return slash != NULL && strstr(word, "://") == NULL ? slash + 1 : word;
+}
+
 /* ------------------------------------------------------------ numbers */
 
 static int compare(const void *a, const void *b)

@@ -463,8 +463,6 @@ const SYSTEMS = [
 ];
 
 /* A command line without the folders of the machine that ran it. */
-const withoutFolders = (words) => words.split(" ").map((word) => word.split("/").pop()).join(" ");
-
 function throughput(result, base) {
   const rows = result.throughput.map((row, i) => ({ ...row, at: join(base, "throughput", i) }));
   const here = SYSTEMS.filter((system) => rows.some((row) => row.system === system.key));
@@ -525,7 +523,7 @@ function throughput(result, base) {
       ? ["HTTP and JSON add ", figure(join(base, "http_overhead_ms"), ms), " to the time to first token. "] : null,
     "Chunks in memory: at most ", figure(join(base, "host_budget"), bytes), ". Context of a request: ",
     figure(join(base, "context"), count), " tokens.",
-    result.peer ? [" Beside it: ", h("code", null, withoutFolders(result.peer)), "."] : null),
+    result.peer ? [" Beside it: ", h("code", null, result.peer), "."] : null),
     paper.throughput && paperThroughput(),
   ];
 }
