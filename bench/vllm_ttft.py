@@ -5,13 +5,11 @@ import collections
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests/vllm"))
+from vllm_step import SAMPLE, about, begin, end
 
 EXAMPLES = """\
 A vLLM server is started, `inferscale serve --engine vllm` in front of it, and each question asked in several ways by turns;
@@ -22,17 +20,9 @@ vLLM's prefix cache is emptied before each of them. Times are a client's over HT
   bench/vllm_ttft.py --data locomo10.json --out build/evaluation
   inferscale bench locomo --data locomo10.json --out build/evaluation     its report then shows both engines
 """
-STEP = "ttft, vLLM"  # as src/cli/bench_report.c looks for it
-SAMPLE = ROOT / "data/sample/conversation.jsonl"
 WAYS = ("prefill", "prefix", "inject", "resident")
 CONTEXT = 8192  # tokens at most, as llama.cpp has of the same model
 SPARE = 64  # of them, that the history leaves free
-
-
-def settings():
-    """Where scripts/setup.sh put Python and model."""
-    lines = (ROOT / "build/vllm.mk").read_text().splitlines()
-    return dict(line.split(" := ") for line in lines)
 
 
 class Progress:
@@ -221,17 +211,6 @@ def measure(engine, questions, ks, repeat, bytes_a_token):
     return rows
 
 
-def context_of(engine, model):
-    """What stands in every result of `inferscale bench`, and the engine. Its own program tells of the machine."""
-    from gateway import BIN
-
-    doctor = subprocess.run([BIN, "doctor", "--store", engine.gateway.store / "none", "--json"], stdout=subprocess.PIPE, check=False)
-    version = engine.server.http.get(engine.server.url + "/version").json()["version"]
-    return {"version": engine.about["version"], "machine": json.loads(doctor.stdout)["machine"], "model": f"{model.name.removesuffix('-hf')} bfloat16",
-            "fingerprint": engine.about["engine"]["fingerprint"], "llama_cpp": None, "threads": len(os.sched_getaffinity(0)),
-            "engine": {"name": "vLLM", "version": version}}
-
-
 def run(chosen):
     from common import MODEL, Server
     from gateway import Gateway
@@ -249,20 +228,7 @@ def run(chosen):
         engine.remember({user: records for user, records in memories.items() if user in users})
         rows = measure(engine, questions, chosen.k, chosen.repeat, token_bytes(config))
         user, question = questions[0]
-        return {**context_of(engine, model), "ttft": rows, "first_inject_ttft_ms": None, "history": engine.read(histories[user], question)}
-
-
-def keep(chosen, result, seconds):
-    """As a step of `inferscale bench locomo`, whole or not at all; the command without folders of this machine."""
-    ks = " ".join(f"-k {k}" for k in chosen.k)
-    command = f"bench/vllm_ttft.py {ks} --limit {chosen.limit} --repeat {chosen.repeat}"
-    if chosen.data != SAMPLE:
-        command += f" --data {chosen.data.name}"
-    folder = chosen.out / "steps"
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{STEP}.part"
-    part.write_text(json.dumps({"name": STEP, "command": command, "seconds": seconds, "result": result}, indent=1))
-    part.rename(folder / f"{STEP}.json")
+        return {**about(server, engine.about), "ttft": rows, "first_inject_ttft_ms": None, "history": engine.read(histories[user], question)}
 
 
 def main():
@@ -274,16 +240,8 @@ def main():
     options.add_argument("--out", type=pathlib.Path, help="the folder of `inferscale bench locomo`, which puts the result into its report (without: to stdout)")
     chosen = options.parse_args()
     chosen.k = sorted(set(chosen.k or [5, 10, 20, 50]))
-    found = settings()
-    os.environ.setdefault("INFERSCALE_HF_MODEL", found["HF_MODEL"])
-    if pathlib.Path(sys.prefix) != pathlib.Path(found["VLLM_VENV"]):
-        os.execv(found["VLLM_VENV"] + "/bin/python", [found["VLLM_VENV"] + "/bin/python", *sys.argv])
-    begun = time.monotonic()
-    result = run(chosen)
-    if chosen.out:
-        keep(chosen, result, time.monotonic() - begun)
-    else:
-        print(json.dumps(result, indent=2))
+    begin()
+    end("ttft", [*(word for k in chosen.k for word in ("-k", k)), "--limit", chosen.limit, "--repeat", chosen.repeat], chosen, run)
 
 
 if __name__ == "__main__":

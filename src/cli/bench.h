@@ -115,6 +115,8 @@ typedef struct is_bench_sums {
 void is_bench_compare(const float *full, const float *injected, size_t n_vocab, const int32_t *answer, size_t n,
                       is_bench_sums *out);
 
+/* false: usage error was printed, since this benchmark needs the embedded engine and another was named. */
+bool is_bench_embedded(is_bench *bench);
 /* A word of a command line as somebody else would type it: without the folders of this machine.  Points into it. */
 const char *is_bench_shown(const char *word);
 

@@ -289,6 +289,7 @@ int is_bench_locomo(int argc, char **argv)
     };
     if (!is_cli_parse(&b->cli, &spec, argc, argv)) return b->cli.exit;
     if (b->cli.n_args > 0) return is_cli_usage(&b->cli, "\"%s\" is too much", b->cli.args[0]);
+    if (!is_bench_embedded(b)) return b->cli.exit;
     is_cli_catch_interrupts();
     const step *steps = l.full ? full : brief;
     size_t n = l.full ? sizeof full / sizeof full[0] : sizeof brief / sizeof brief[0];

@@ -157,8 +157,10 @@ static json_t *read_steps(const char *folder, const char *const *steps, size_t n
     json_t *list = json_array();
     for (size_t i = 0; i < n; i++) {
         read_step(list, folder, steps[i]);
-        /* The same on the other engine, which bench/vllm_ttft.py measures and puts there. */
-        if (strcmp(steps[i], "ttft") == 0) read_step(list, folder, "ttft, vLLM");
+        /* The same on the other engine, which bench/vllm_*.py measure and put there. */
+        char other[64];
+        (void)snprintf(other, sizeof other, "%s, vLLM", steps[i]);
+        read_step(list, folder, other);
     }
     return list;
 }

@@ -6,7 +6,7 @@
 
 #include "common/common.h"
 
-/* Reads FOLDER/steps/NAME.json of these steps, and behind "ttft" that of "ttft, vLLM", leaving out what is not there,
+/* Reads FOLDER/steps/NAME.json of these steps, and behind each that of "NAME, vLLM", leaving out what is not there,
  * and writes the report into the folder.  *out: report.json, json_decref. */
 is_status is_bench_report(const char *folder, const char *const *steps, size_t n, json_t **out, is_error *err);
 

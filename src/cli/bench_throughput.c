@@ -110,18 +110,20 @@ static char *peer_request(const bench *t, const int32_t *tokens, size_t n)
 }
 
 /* Answers shall all have the same length, so whatever ends one is banned. */
-static json_t *end_tokens(const is_memory *memory)
+static is_status ban_ends(bench *t, is_error *err)
 {
-    const is_llama *engine = (const is_llama *)memory->engine;
-    json_t *bias = json_object();
-    int32_t n = llama_vocab_n_tokens(engine->model.vocab);
-    for (int32_t i = 0; i < n; i++) {
+    is_engine *engine = t->b.memory->engine;
+    int32_t *tokens = NULL;
+    size_t n = 0;
+    is_status status = engine->ops->end_tokens(engine, &tokens, &n, err);
+    t->bias = json_object();
+    for (size_t i = 0; status == IS_OK && i < n; i++) {
         char token[16];
-        if (!llama_vocab_is_eog(engine->model.vocab, i)) continue;
-        (void)snprintf(token, sizeof token, "%d", i);
-        is_cli_set(bias, token, json_integer(-100));
+        (void)snprintf(token, sizeof token, "%d", tokens[i]);
+        is_cli_set(t->bias, token, json_integer(-100));
     }
-    return bias;
+    free(tokens);
+    return status;
 }
 
 /* ------------------------------------------------------------ what is there before the servers start */
@@ -185,7 +187,7 @@ static is_status prepare(bench *t, json_t **context, is_error *err)
     if (status != IS_OK) return status;
     t->context = t->b.memory->engine->ops->context(t->b.memory->engine);
     t->kv_budget = budget(&t->b.cli, &stats);
-    t->bias = end_tokens(t->b.memory);
+    status = ban_ends(t, err);
     for (size_t i = 0; status == IS_OK && i < t->n_rows; i++) status = make_prompts(t, i, err);
     *context = is_bench_context(&t->b);
     is_close(t->b.memory);
@@ -232,6 +234,16 @@ static is_status start_server(bench *t, is_error *err)
     if (embed) {
         argv[at++] = "--embedding-model";
         argv[at++] = embedding;
+    }
+    if (cli->upstreams != NULL) {
+        argv[at++] = "--engine";
+        argv[at++] = cli->engine;
+        argv[at++] = "--upstream";
+        argv[at++] = cli->upstreams;
+    }
+    if (cli->upstream_model != NULL) {
+        argv[at++] = "--upstream-model";
+        argv[at++] = cli->upstream_model;
     }
     if (cli->device_chunks > 0) {
         argv[at++] = "--device-chunks";
@@ -506,13 +518,18 @@ static void set_defaults(bench *t)
     if (cli->slots == 0) cli->slots = DEFAULT_SLOTS;
     if (cli->context == 0) cli->context = DEFAULT_CONTEXT;
     t->threads = cli->threads > 0 ? cli->threads : is_usable_cores();
-    if (t->peer == NULL) t->peer = getenv("INFERSCALE_PEER");
+    if (t->peer == NULL && cli->upstreams == NULL) t->peer = getenv("INFERSCALE_PEER");
     if (t->peer != NULL && t->peer[0] == '\0') t->peer = NULL;
 }
 
 /* Said before the long work begins. */
 static is_status check_peer(const bench *t, is_error *err)
 {
+    if (t->b.cli.upstreams != NULL)
+        return t->peer == NULL ? IS_OK
+                               : is_fail(err, IS_EINVAL,
+                                         "--peer is llama.cpp's server, which vLLM is not compared with; "
+                                         "leave it out");
     if (t->peer == NULL)
         is_cli_note(&t->b.cli,
                     "no llama-server to compare with: `scripts/setup.sh --peer` builds one, --peer names it");

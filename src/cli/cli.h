@@ -32,7 +32,8 @@ typedef struct is_cli {
     const char *model;
     const char *embedding_model;
     const char *recipe;
-    const char *upstreams, *upstream_model, *upstream_key; /* in place of model; NULL: none */
+    const char *engine;                                    /* "llama" or "vllm"; NULL: llama */
+    const char *upstreams, *upstream_model, *upstream_key; /* in place of model, with vllm and only then; or NULL */
     uint32_t context, slots, threads;                      /* 0: the library's default */
     uint64_t host_budget;                                  /* bytes; 0: the library's default */
     uint64_t device_chunks;                                /* bytes; 0: none */
@@ -98,8 +99,8 @@ is_status is_cli_open(const is_cli *cli, unsigned needs, is_memory **out, is_err
 char *is_cli_store_path(const is_cli *cli);
 char *is_cli_model_path(const is_cli *cli);
 char *is_cli_embedding_path(const is_cli *cli);
-/* *out: this path of is_cli_embedding_path, or NULL where setup has not made one and words alone must do, which is noted.
- * IS_ENOTFOUND, IS_EIO: one was named and cannot be read. */
+/* *out: this path of is_cli_embedding_path, or NULL where setup has not made one and words alone must do, which is
+ * noted. IS_ENOTFOUND, IS_EIO: one was named and cannot be read. */
 is_status is_cli_choose_embedding(const is_cli *cli, const char *path, const char **out, is_error *err);
 
 /* ------------------------------------------------------------ output.c */

@@ -45,6 +45,15 @@ int is_cmd_bench(int argc, char **argv)
     return IS_EXIT_USAGE;
 }
 
+bool is_bench_embedded(is_bench *b)
+{
+    if (b->cli.upstreams == NULL) return true;
+    b->cli.exit =
+        is_cli_usage(&b->cli, "this benchmark looks into the engine, so it needs the embedded one; throughput "
+                              "takes --engine vllm, and bench/vllm_ttft.py measures what ttft does");
+    return false;
+}
+
 bool is_bench_parse(is_bench *b, const char *name, const char *about, const char *examples, const is_cli_option *own,
                     size_t n_own, int argc, char **argv)
 {
@@ -66,11 +75,9 @@ bool is_bench_parse(is_bench *b, const char *name, const char *about, const char
     const is_cli_spec spec = {
         .synopsis = synopsis, .about = about, .options = options, .n_options = n, .examples = examples};
     if (!is_cli_parse(&b->cli, &spec, argc, argv)) return false;
-    if (b->cli.n_args > 0) {
-        b->cli.exit = is_cli_usage(&b->cli, "\"%s\" is too much", b->cli.args[0]);
-        return false;
-    }
-    return true;
+    if (b->cli.n_args == 0) return is_bench_embedded(b);
+    b->cli.exit = is_cli_usage(&b->cli, "\"%s\" is too much", b->cli.args[0]);
+    return false;
 }
 
 bool is_bench_numbers(const is_bench *b, const is_cli_list *list, const char *defaults, uint32_t *out, size_t *n,
@@ -135,10 +142,11 @@ json_t *is_bench_context(const is_bench *b)
     if (b->memory != NULL && is_describe(b->memory, &text, NULL) == IS_OK) {
         json_t *system = json_loads(text, 0, NULL);
         json_t *engine = json_object_get(system, "engine");
-        is_cli_set(root, "model", json_incref(json_object_get(engine, "model")));
-        is_cli_set(root, "fingerprint", json_incref(json_object_get(engine, "fingerprint")));
-        is_cli_set(root, "llama_cpp", json_incref(json_object_get(engine, "llama_cpp")));
-        is_cli_set(root, "threads", json_incref(json_object_get(engine, "threads")));
+        static const char *const names[] = {"model", "fingerprint", "llama_cpp", "threads"};
+        for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+            json_t *value = json_object_get(engine, names[i]); /* not every engine has all of them */
+            is_cli_set(root, names[i], value != NULL ? json_incref(value) : json_null());
+        }
         json_decref(system);
         free(text);
     }

@@ -139,7 +139,7 @@ static unsigned look_at_models(const is_cli *cli, findings *found)
     unsigned needs = IS_CLI_CREATE;
     char *chat = is_cli_model_path(cli);
     char *embedding = is_cli_embedding_path(cli);
-    if (look_at_file(models, "chat", chat))
+    if (cli->upstreams != NULL || look_at_file(models, "chat", chat))
         needs |= IS_CLI_CHAT;
     else
         problem(found,

@@ -138,7 +138,6 @@ static const char *config_of(int argc, char **argv)
 typedef struct serving {
     is_server_options server;
     const char *config, *keys, *cert, *key;
-    const char *engine, *upstream, *upstream_model, *upstream_key;
     uint32_t port, drain;
 } serving;
 
@@ -241,14 +240,11 @@ static int run(is_cli *cli, serving *s)
     (void)sigaddset(&signals, SIGINT);
     (void)pthread_sigmask(SIG_BLOCK, &signals, NULL); /* threads that begin now leave them to this one */
     char *model = is_cli_model_path(cli), *embedder = is_cli_embedding_path(cli);
-    if (cli->slots == 0) cli->slots = s->upstream != NULL ? UPSTREAM_SLOTS : DEFAULT_SLOTS;
-    cli->upstreams = s->upstream;
-    cli->upstream_model = s->upstream_model;
-    cli->upstream_key = s->upstream_key;
+    if (cli->slots == 0) cli->slots = cli->upstreams != NULL ? UPSTREAM_SLOTS : DEFAULT_SLOTS;
     if (cli->context == 0) cli->context = DEFAULT_CONTEXT;
     s->server.port = (uint16_t)s->port;
     s->server.workers = cli->slots + 2; /* the next ones are looked up while all slots are busy */
-    if (s->upstream == NULL) s->server.model = base_name(model);
+    if (cli->upstreams == NULL) s->server.model = base_name(model);
     s->server.embedder = base_name(embedder);
     s->server.log = on_log;
     s->server.log_user = cli;
@@ -287,14 +283,6 @@ static int parse_and_run(words *w)
          "a connection on which nothing moves is closed (default: 60)"},
         {"drain", 0, IS_CLI_UINT, &s.drain, 0, 86400, "SECONDS",
          "what requests in work get to end when a signal ends the server (default: 30)"},
-        {"engine", 0, IS_CLI_TEXT, &s.engine, 0, 0, "NAME",
-         "llama, which is built in, or vllm, servers that run elsewhere (default: llama)"},
-        {"upstream", 0, IS_CLI_TEXT, &s.upstream, 0, 0, "URLS",
-         "vLLM servers with InferScale's connector, with commas between them"},
-        {"upstream-model", 0, IS_CLI_TEXT, &s.upstream_model, 0, 0, "NAME",
-         "a model that they serve (default: the first)"},
-        {"upstream-key", 0, IS_CLI_TEXT, &s.upstream_key, 0, 0, "KEY",
-         "their API key; better in INFERSCALE_UPSTREAM_KEY"},
     };
     const is_cli_spec spec = {
         .synopsis = "serve [options]",
@@ -312,11 +300,6 @@ static int parse_and_run(words *w)
     is_cli cli;
     if (!is_cli_parse(&cli, &spec, w->argc, w->argv)) return cli.exit;
     if (cli.n_args != 0) return is_cli_usage(&cli, "nothing stands behind the options, and \"%s\" does", cli.args[0]);
-    bool vllm = s.engine != NULL && strcmp(s.engine, "vllm") == 0;
-    if (s.engine != NULL && !vllm && strcmp(s.engine, "llama") != 0)
-        return is_cli_usage(&cli, "--engine is llama or vllm, not \"%s\"", s.engine);
-    if (vllm != (s.upstream != NULL))
-        return is_cli_usage(&cli, "--engine vllm and --upstream go together: give both, or none");
     return run(&cli, &s);
 }
 

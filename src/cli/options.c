@@ -32,6 +32,14 @@ static void make_table(table *all, is_cli *cli, const is_cli_spec *spec)
          "the chat model (default: $INFERSCALE_MODEL, else the one that `make setup` made)"},
         {"embedding-model", 0, IS_CLI_TEXT, &cli->embedding_model, 0, 0, "GGUF",
          "the embedding model (default: $INFERSCALE_EMBEDDING_MODEL, else the one that `make setup` made)"},
+        {"engine", 0, IS_CLI_TEXT, &cli->engine, 0, 0, "NAME",
+         "llama, which is built in, or vllm, servers that run elsewhere (default: llama)"},
+        {"upstream", 0, IS_CLI_TEXT, &cli->upstreams, 0, 0, "URLS",
+         "vLLM servers with InferScale's connector, with commas between them"},
+        {"upstream-model", 0, IS_CLI_TEXT, &cli->upstream_model, 0, 0, "NAME",
+         "a model that they serve (default: the first)"},
+        {"upstream-key", 0, IS_CLI_TEXT, &cli->upstream_key, 0, 0, "KEY",
+         "their API key; better in $INFERSCALE_UPSTREAM_KEY"},
         {"recipe", 0, IS_CLI_TEXT, &cli->recipe, 0, 0, "RECIPE",
          "what stands before a fact when it is encoded: isolated, primed:N, primed:NxM, window:W, or two joined by + "
          "(default: the store's own)"},
@@ -266,6 +274,18 @@ static int complain(is_cli *cli, const table *all, int c, char **argv)
     return is_cli_usage(cli, "unknown option %s", argv[optind - 1]);
 }
 
+static bool check_engine(is_cli *cli)
+{
+    bool vllm = cli->engine != NULL && strcmp(cli->engine, "vllm") == 0;
+    if (cli->engine != NULL && !vllm && strcmp(cli->engine, "llama") != 0)
+        cli->exit = is_cli_usage(cli, "--engine is llama or vllm, not \"%s\"", cli->engine);
+    else if (vllm != (cli->upstreams != NULL))
+        cli->exit = is_cli_usage(cli, "--engine vllm and --upstream go together: give both, or none");
+    else
+        return true;
+    return false;
+}
+
 bool is_cli_parse(is_cli *cli, const is_cli_spec *spec, int argc, char **argv)
 {
     table all;
@@ -291,5 +311,5 @@ bool is_cli_parse(is_cli *cli, const is_cli_spec *spec, int argc, char **argv)
     cli->args = argv + optind;
     cli->n_args = argc - optind;
     if (all.help) print_help(spec, &all);
-    return !all.help;
+    return !all.help && check_engine(cli);
 }

@@ -147,6 +147,8 @@ typedef struct is_engine_ops {
     void (*fingerprint)(is_engine *engine, uint8_t out[16]);
     uint32_t (*context)(is_engine *engine); /* tokens of one sequence */
     uint32_t (*vocab)(is_engine *engine);
+    /* The tokens that may end an answer, and for a remote one all that are no text.  *tokens [n]: free(). */
+    is_status (*end_tokens)(is_engine *engine, int32_t **tokens, size_t *n, is_error *err);
     /* *tokens: free().  special: control tokens in the text are recognised; never for users' text. */
     is_status (*tokenize)(is_engine *engine, const char *text, bool special, int32_t **tokens, size_t *n,
                           is_error *err);

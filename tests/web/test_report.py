@@ -44,7 +44,7 @@ FIGURES = {
     "encode": ["recipe", "facts", "tokens", "bytes", "ms", "tokens_per_s", "cost_against_first"],
 }
 # Steps whose list is not named as the step is.
-LISTS = {"ttft, vLLM": "ttft", "adversarial": "answers"}
+LISTS = {"ttft, vLLM": "ttft", "throughput, vLLM": "throughput", "adversarial": "answers"}
 FIGURES.update({step: FIGURES[name] for step, name in LISTS.items()})
 
 UNITS = {"": 1, "%": 0.01, "×": 1, "ms": 1, "s": 1000, "min": 60000, "h": 3600000, "bytes": 1, "KiB": 2**10,

@@ -462,8 +462,8 @@ const SYSTEMS = [
   { key: "peer", name: "llama-server", mark: "s-other", shape: "diamond" },
 ];
 
-/* A command line without the folders of the machine that ran it. */
-function throughput(result, base) {
+function throughput(result, base, name) {
+  const on = result.engine ? ` on ${result.engine.name}` : "";
   const rows = result.throughput.map((row, i) => ({ ...row, at: join(base, "throughput", i) }));
   const here = SYSTEMS.filter((system) => rows.some((row) => row.system === system.key));
   const named = (row) => (SYSTEMS.find((system) => system.key === row.system) || { name: row.system }).name;
@@ -496,14 +496,14 @@ function throughput(result, base) {
       result.peer && ["s-other", "llama-server", "llama.cpp’s own server, its prompt cache on, with the same text"]]
       .filter(Boolean)),
     h("div.even", null,
-      card(false, plot("Requests a second over users", rates, (width) => curves(width, rates,
+      card(false, plot(`Requests a second over users${on}`, rates, (width) => curves(width, rates,
         { x: "users who ask at once", y: "requests a second", low: 0, tick: String }))),
-      card(false, plot("Time to first token under load: p50; log scale", waits, (width) => curves(width, waits,
+      card(false, plot(`Time to first token under load${on}: p50; log scale`, waits, (width) => curves(width, waits,
         { x: "users who ask at once", y: "time to first token", log: true, tick: tickMs })))),
     taken && h("p.note", null, "Hollow marks, and numbers in brackets in the table: measured with fewer users. A ",
       "system that is never idle serves as many requests a second however many wait, so its rate stands for all of ",
       "them; its times do not, and are those of the number in brackets, as in the second plot."),
-    table("Under load, by users and system", ["users", { name: "system", left: true }, "requests/s",
+    table(`Under load${on}, by users and system`, ["users", { name: "system", left: true }, "requests/s",
       "injected against it", "tokens/s",
       ...["p50", "p95", "p99"].map((name) => ({ name, group: "time to first token" })),
       "whole answer, p50", "between tokens, p50", "errors"],
@@ -513,7 +513,7 @@ function throughput(result, base) {
       col(row, "ttft_p95_ms", ms), col(row, "ttft_p99_ms", ms), col(row, "end_to_end_p50_ms", ms),
       col(row, "inter_token_p50_ms", ms),
       [col(row, "errors", count), row.first_error && sub(figure(join(row.at, "first_error")))]])),
-    table("Where a request’s time goes: means", ["users", { name: "system", left: true }, "waiting", "search", "inject",
+    table(`Where a request’s time goes${on}: means`, ["users", { name: "system", left: true }, "waiting", "search", "inject",
         "prefill", "decode", "one step", "answers in a step", "tokens read", "of prompt"], means.map((row) => [
         col(row, "users_measured"), named(row), col(row, "waiting_mean_ms", ms), col(row, "search_mean_ms", ms),
         col(row, "inject_mean_ms", ms), col(row, "prefill_mean_ms", ms), col(row, "decode_mean_ms", ms),
@@ -521,10 +521,10 @@ function throughput(result, base) {
         col(row, "prefilled_tokens_mean", count), col(row, "prompt_tokens_mean", count)])),
     h("p.note", null, isNumber(result.http_overhead_ms)
       ? ["HTTP and JSON add ", figure(join(base, "http_overhead_ms"), ms), " to the time to first token. "] : null,
-    "Chunks in memory: at most ", figure(join(base, "host_budget"), bytes), ". Context of a request: ",
+    result.engine ? null : ["Chunks in memory: at most ", figure(join(base, "host_budget"), bytes), ". "], "Context of a request: ",
     figure(join(base, "context"), count), " tokens.",
     result.peer ? [" Beside it: ", h("code", null, result.peer), "."] : null),
-    paper.throughput && paperThroughput(),
+    paper.throughput && name === "throughput" && paperThroughput(),
   ];
 }
 
@@ -864,6 +864,7 @@ const TILES = {
   },
 };
 TILES["ttft, vLLM"] = TILES.ttft;
+TILES["throughput, vLLM"] = TILES.throughput;
 
 /* ------------------------------------------------------------------------------------------------------------- page */
 

@@ -373,6 +373,17 @@ static uint32_t op_vocab(is_engine *base)
     return (uint32_t)llama_vocab_n_tokens(((is_llama *)base)->model.vocab);
 }
 
+static is_status op_end_tokens(is_engine *base, int32_t **tokens, size_t *n, is_error *err)
+{
+    const struct llama_vocab *vocab = ((is_llama *)base)->model.vocab;
+    int32_t all = llama_vocab_n_tokens(vocab);
+    *n = 0;
+    *tokens = malloc((size_t)(all + 1) * sizeof **tokens);
+    for (int32_t i = 0; *tokens != NULL && i < all; i++)
+        if (llama_vocab_is_eog(vocab, i)) (*tokens)[(*n)++] = i;
+    return *tokens != NULL ? IS_OK : is_fail(err, IS_ENOMEM, "no memory for the tokens that end an answer");
+}
+
 static is_status op_tokenize(is_engine *base, const char *text, bool special, int32_t **tokens, size_t *n,
                              is_error *err)
 {
@@ -520,6 +531,7 @@ static const is_engine_ops ops = {
     .fingerprint = op_fingerprint,
     .context = op_context,
     .vocab = op_vocab,
+    .end_tokens = op_end_tokens,
     .tokenize = op_tokenize,
     .tokenize_prompt = op_tokenize_prompt,
     .render = op_render,

@@ -55,6 +55,15 @@ static uint32_t op_vocab(is_engine *base)
     return 0;
 }
 
+static is_status op_end_tokens(is_engine *base, int32_t **tokens, size_t *n, is_error *err)
+{
+    const is_vllm *engine = (const is_vllm *)base;
+    *n = engine->n_controls;
+    *tokens = malloc((*n + 1) * sizeof **tokens);
+    for (size_t i = 0; *tokens != NULL && i < *n; i++) (*tokens)[i] = engine->controls[i].id;
+    return *tokens != NULL ? IS_OK : is_fail(err, IS_ENOMEM, "no memory for %zu tokens", *n);
+}
+
 static is_status op_tokenize(is_engine *base, const char *text, bool special, int32_t **tokens, size_t *n,
                              is_error *err)
 {
@@ -114,6 +123,7 @@ static const is_engine_ops ops = {
     .fingerprint = op_fingerprint,
     .context = op_context,
     .vocab = op_vocab,
+    .end_tokens = op_end_tokens,
     .tokenize = op_tokenize,
     .tokenize_prompt = op_tokenize_prompt,
     .render = op_render,
