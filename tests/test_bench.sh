@@ -150,10 +150,12 @@ is 'locomo: commands name no folder' json 'all("/" not in s["command"].removepre
 is 'locomo: the paper' json 'd["paper"]["ttft"]["k"] == [5, 10, 20, 50]'
 is 'locomo: CSV' python3 "$root/tests/bench/check.py" evaluation/report.json 'csv("evaluation/fidelity.csv")[0]["recipe"] == "isolated" and len(csv("evaluation/answers.csv")) == 3'
 is 'locomo: CSV of both engines' python3 "$root/tests/bench/check.py" evaluation/report.json 'all(float(v["speedup"]) > 2 * float(o["speedup"]) for v, o in zip(csv("evaluation/ttft, vLLM.csv"), csv("evaluation/ttft.csv"), strict=True))'
-bench locomo --data "$data" --out evaluation --limit 3 --json
+bench locomo --data "$data" --out evaluation --limit 3 --with-recipe primed:2 --with-recipe isolated --json
 is 'locomo, fewer questions: exit code' exits 0
 is 'locomo, fewer questions: only where there were more' json '[s["seconds"] == 1 for s in d["steps"] if s["name"] in ("ttft", "throughput")] == [True, True]'
 is 'locomo, fewer questions: taken' json 'all("--limit 3 " in s["command"] for s in d["steps"][4:6]) and {f["questions"] for f in d["steps"][4]["result"]["fidelity"] + d["steps"][5]["result"]["answers"]} == {3}'
+is 'locomo, other recipes: taken, in their order' json '[r["recipe"] for r in d["steps"][4]["result"]["fidelity"]] == ["primed:2", "primed:2", "isolated", "isolated"] and [r["recipe"] for r in d["steps"][6]["result"]["encode"]] == ["primed:2", "isolated"]'
+is 'locomo, other recipes: the command says so' json 'd["steps"][5]["command"].startswith("inferscale bench answers --limit 3 --with-recipe primed:2 --with-recipe isolated --data")'
 export INFERSCALE_REPORT=$work/evaluation/report.html
 "$INFERSCALE_TEST_VENV/bin/python" "$root/tests/web/test_report.py" --folder shots >out 2>err
 rc=$?

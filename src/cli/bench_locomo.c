@@ -99,6 +99,33 @@ static void free_words(words *w)
     for (size_t i = 0; i < w->n; i++) free(w->list[i]);
 }
 
+/* Whether the step compares recipes, so that --with-recipe says which. */
+static bool compares(const step *s)
+{
+    const char *first = strstr(s->words, RECIPE(""));
+    return first != NULL && strstr(first + 1, RECIPE("")) != NULL;
+}
+
+/* A step's words, with fewer questions or other recipes where the command says so. */
+static void add_step(const locomo *l, const step *s, words *w)
+{
+    const is_bench *b = &l->b;
+    bool other = b->recipes.n > 0 && compares(s), recipe = false;
+    for (const char *at = s->words; *at != '\0';) {
+        size_t length = strcspn(at, " ");
+        char word[256];
+        (void)snprintf(word, sizeof word, "%.*s", (int)length, at);
+        at += length + strspn(at + length, " ");
+        bool value = recipe;
+        recipe = !value && strcmp(word, "--with-recipe") == 0;
+        if (other && (recipe || value)) continue;
+        if (b->n_questions > 0 && strcmp(w->list[w->n - 1], "--limit") == 0 && strtoul(word, NULL, 10) > b->n_questions)
+            (void)snprintf(word, sizeof word, "%u", b->n_questions);
+        add_word(w, word);
+    }
+    for (size_t i = 0; other && i < b->recipes.n; i++) add_option(w, "--with-recipe", b->recipes.items[i]);
+}
+
 static void make_words(const locomo *l, const step *s, words *w)
 {
     char program[4096], work[4096];
@@ -107,16 +134,7 @@ static void make_words(const locomo *l, const step *s, words *w)
     program[n > 0 ? n : 0] = '\0';
     add_word(w, program);
     add_word(w, "bench");
-    for (const char *at = s->words; *at != '\0';) {
-        size_t length = strcspn(at, " ");
-        char word[256];
-        (void)snprintf(word, sizeof word, "%.*s", (int)length, at);
-        if (l->b.n_questions > 0 && strcmp(w->list[w->n - 1], "--limit") == 0 &&
-            strtoul(word, NULL, 10) > l->b.n_questions)
-            (void)snprintf(word, sizeof word, "%u", l->b.n_questions);
-        add_word(w, word);
-        at += length + strspn(at + length, " ");
-    }
+    add_step(l, s, w);
     (void)snprintf(work, sizeof work, "%s/work", l->out);
     add_option(w, "--work", s->has_work ? work : NULL);
     add_option(w, "--data", l->b.data);
@@ -272,6 +290,8 @@ int is_bench_locomo(int argc, char **argv)
         {"out", 0, IS_CLI_TEXT, &l.out, 0, 0, "FOLDER", "for results and report (default: build/evaluation)"},
         {"full", 0, IS_CLI_FLAG, &l.full, 0, 0, NULL, "all questions and recipes, in hours rather than minutes"},
         {"limit", 0, IS_CLI_UINT, &b->n_questions, 1, 100000, "N", "questions of a step at most, spread over the file"},
+        {"with-recipe", 0, IS_CLI_LIST, &b->recipes, 0, 0, "RECIPE",
+         "in place of those that steps compare, some of which cost hours; may be repeated"},
         {"peer", 0, IS_CLI_TEXT, &l.peer, 0, 0, "PROGRAM", "llama-server, see `inferscale bench throughput --help`"},
         {"judge", 0, IS_CLI_TEXT, &l.judge[0], 0, 0, "URL", "see `inferscale bench answers --help`"},
         {"judge-model", 0, IS_CLI_TEXT, &l.judge[1], 0, 0, "NAME", "the same"},
