@@ -11,6 +11,7 @@
 /* Parts of the page (report.S). */
 #define ASSET(name) extern const char is_report_##name[], is_report_##name##_end[]
 ASSET(page);
+ASSET(draw);
 ASSET(script);
 ASSET(style);
 ASSET(paper);
@@ -109,6 +110,7 @@ static is_status write_page(const char *folder, const char *data, is_error *err)
         const char *begin, *end; /* NULL: the data */
     } parts[] = {{"<!-- style -->", is_report_style, is_report_style_end},
                  {"<!-- data -->", NULL, NULL},
+                 {"<!-- draw -->", is_report_draw, is_report_draw_end},
                  {"<!-- script -->", is_report_script, is_report_script_end}};
     char *page = strndup(is_report_page, (size_t)(is_report_page_end - is_report_page)), *text = NULL;
     size_t size = 0;

@@ -11,6 +11,7 @@ is_report_\name\()_end:
     .endm
 
     part page, "src/cli/report/report.html"
+    part draw, "src/cli/report/draw.js"
     part script, "src/cli/report/report.js"
     part style, "src/cli/report/report.css"
     part paper, "src/cli/report/paper.json"
