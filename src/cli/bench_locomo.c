@@ -67,17 +67,19 @@ typedef struct locomo {
     bool full;
 } locomo;
 
-/* A step's command line; the strings are the caller's. */
+/* A step's command line. */
 typedef struct words {
-    char *list[MAX_WORDS];
+    char *list[MAX_WORDS]; /* those of texts, and NULL */
     size_t n;
+    json_t *texts; /* json_decref */
 } words;
 
 static void add_word(words *w, const char *word)
 {
     if (w->n + 1 == MAX_WORDS) is_cli_no_memory();
-    w->list[w->n] = strdup(word);
-    if (w->list[w->n++] == NULL) is_cli_no_memory();
+    json_t *text = json_string_nocheck(word); /* a path may be in no known letters */
+    is_cli_append(w->texts, text);
+    w->list[w->n++] = (char *)(uintptr_t)json_string_value(text);
 }
 
 static void add_option(words *w, const char *name, const char *value)
@@ -92,11 +94,6 @@ static void add_number(words *w, const char *name, uint64_t value)
     char text[24];
     (void)snprintf(text, sizeof text, "%llu", (unsigned long long)value);
     add_option(w, name, value > 0 ? text : NULL);
-}
-
-static void free_words(words *w)
-{
-    for (size_t i = 0; i < w->n; i++) free(w->list[i]);
 }
 
 /* Whether the step compares recipes, so that --with-recipe says which. */
@@ -233,7 +230,7 @@ static is_status keep_result(const step *s, const char *part, const char *file, 
 static is_status run_step(const locomo *l, const step *s, is_error *err)
 {
     char file[4096], part[4096];
-    words w = {.n = 0};
+    words w = {.texts = json_array()};
     is_status status = IS_OK;
     (void)snprintf(file, sizeof file, "%s/steps/%s.json", l->out, s->name);
     (void)snprintf(part, sizeof part, "%s/steps/%s.part", l->out, s->name);
@@ -247,7 +244,7 @@ static is_status run_step(const locomo *l, const step *s, is_error *err)
         if (status == IS_OK) status = keep_result(s, part, file, command, (is_now_ms() - begin) / 1e3, err);
     }
     json_decref(command);
-    free_words(&w);
+    json_decref(w.texts);
     return status;
 }
 
