@@ -10,7 +10,7 @@
 #                    the nvcc that is there.
 # ttft, throughput   the embedded engine with chunks on the GPU, where build/cuda/inferscale has llama.cpp's CUDA build in it
 #                    (docs/cuda.md): `inferscale bench` with the model that INFERSCALE_GPU_MODEL names, or one of
-#                    Llama-3.1-8B's shape with made-up weights, 16 GB, which is made under $TMPDIR and removed. Its tokenizer
+#                    Llama-3.1-8B's shape with made-up weights, 15 GB, which is made under $TMPDIR and removed. Its tokenizer
 #                    comes from INFERSCALE_MODEL, of which the first 4 MB are enough.
 
 set -euo pipefail
@@ -66,11 +66,12 @@ bench() {
 }
 
 write_result
-if [ -x build/cuda/inferscale ] && ldd build/cuda/inferscale | grep -q libggml-cuda; then
+if [ -x build/cuda/inferscale ] && ldd build/cuda/inferscale | grep libggml-cuda >/dev/null; then
     model=${INFERSCALE_GPU_MODEL:-}
     if [ -z "$model" ]; then
+        cache=${INFERSCALE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/inferscale}
         model=$work/llama-3.1-8b.gguf
-        bench/gpu/shape.py llama-3.1-8b "${INFERSCALE_MODEL:-$HOME/.cache/inferscale/models/SmolLM2-135M-Instruct-Q4_0.gguf}" "$model"
+        bench/gpu/shape.py llama-3.1-8b "${INFERSCALE_MODEL:-$cache/models/SmolLM2-135M-Instruct-Q4_0.gguf}" "$model"
     fi
     bench ttft -k 5 -k 10 -k 20 -k 50 --limit 3 --repeat 3
     bench throughput -u 10 -u 25 --facts 55 --limit-prefill 8 --slots 8

@@ -20,15 +20,14 @@ def begin():
         os.execv(found["VLLM_VENV"] + "/bin/python", [found["VLLM_VENV"] + "/bin/python", *sys.argv])
 
 
-def about(server, status):
-    """What stands in every result of `inferscale bench`, and the engine; status: of the gateway. Its own program tells of the machine."""
+def about(server):
+    """What stands in every result of `inferscale bench` but its version and fingerprint, and the engine. Its own program tells of the machine."""
     from gateway import BIN
 
     doctor = subprocess.run([BIN, "doctor", "--store", pathlib.Path(server.folder) / "none", "--json"], stdout=subprocess.PIPE, check=False)
     version = server.http.get(server.url + "/version").json()["version"]
     model = pathlib.Path(os.environ["INFERSCALE_HF_MODEL"]).name.removesuffix("-hf")
-    return {"version": status["version"], "machine": json.loads(doctor.stdout)["machine"], "model": f"{model} bfloat16",
-            "fingerprint": status["engine"]["fingerprint"], "llama_cpp": None, "threads": len(os.sched_getaffinity(0)),
+    return {"machine": json.loads(doctor.stdout)["machine"], "model": f"{model} bfloat16", "llama_cpp": None, "threads": len(os.sched_getaffinity(0)),
             "engine": {"name": "vLLM", "version": version}}
 
 

@@ -16,7 +16,7 @@ injected, and with the same facts as text, which vLLM's own prefix cache serves 
   scripts/setup.sh --vllm && make build/libinferscale-connector.so build/inferscale
   bench/vllm_throughput.py -u 10 -u 25 --facts 55
   bench/vllm_throughput.py --data locomo10.json --out build/evaluation
-  inferscale bench locomo --data locomo10.json --out build/evaluation     its report then shows both engines
+  inferscale bench locomo --data locomo10.json --full --out build/evaluation     its report then shows both engines
 """
 
 
@@ -27,12 +27,12 @@ def run(chosen):
     print("starting vLLM", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="inferscale-bench-") as store, \
             Server("--enable-prompt-tokens-details", folder=f"{store}/chunks") as server:
-        words = [BIN, "bench", "throughput", "--engine", "vllm", "--upstream", server.url, "--store", store, "--data", chosen.data, "--json", *chosen.more]
+        ground = about(server)
+        words = [BIN, "bench", "throughput", *chosen.more, "--engine", "vllm", "--upstream", server.url, "--store", store, "--data", chosen.data, "--json"]
         done = subprocess.run(words, stdout=subprocess.PIPE, check=False)
-        result = json.loads(done.stdout or "{}")
         if done.returncode != 0:
             sys.exit(done.returncode)
-        return {**result, **about(server, {"version": result["version"], "engine": result})}
+        return {**json.loads(done.stdout), **ground}
 
 
 def main():

@@ -18,7 +18,7 @@ vLLM's prefix cache is emptied before each of them. Times are a client's over HT
   scripts/setup.sh --vllm && make build/libinferscale-connector.so build/inferscale
   bench/vllm_ttft.py -k 10 -k 50 --limit 2 --repeat 1
   bench/vllm_ttft.py --data locomo10.json --out build/evaluation
-  inferscale bench locomo --data locomo10.json --out build/evaluation     its report then shows both engines
+  inferscale bench locomo --data locomo10.json --full --out build/evaluation     its report then shows both engines
 """
 WAYS = ("prefill", "prefix", "inject", "resident")
 CONTEXT = 8192  # tokens at most, as llama.cpp has of the same model
@@ -228,7 +228,7 @@ def run(chosen):
         engine.remember({user: records for user, records in memories.items() if user in users})
         rows = measure(engine, questions, chosen.k, chosen.repeat, token_bytes(config))
         user, question = questions[0]
-        return {**about(server, engine.about), "ttft": rows, "first_inject_ttft_ms": None, "history": engine.read(histories[user], question)}
+        return {"version": engine.about["version"], "fingerprint": engine.about["engine"]["fingerprint"], **about(server), "ttft": rows, "first_inject_ttft_ms": None, "history": engine.read(histories[user], question)}
 
 
 def main():

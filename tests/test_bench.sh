@@ -18,7 +18,7 @@ server=
 trap '[ -z "$server" ] || kill "$server"; rm -rf "$work"' EXIT
 cd "$work" || exit 1
 export INFERSCALE_MODEL=$INFERSCALE_CHAT_MODEL HOME=$work/home
-unset XDG_CACHE_HOME XDG_DATA_HOME INFERSCALE_CACHE INFERSCALE_STORE
+unset XDG_CACHE_HOME XDG_DATA_HOME INFERSCALE_CACHE INFERSCALE_STORE INFERSCALE_PEER
 # shellcheck source=tests/checks.sh
 source "$root/tests/checks.sh"
 
@@ -136,7 +136,7 @@ is 'fidelity, again: the same' cmp -s first out
 
 # Steps that are there by the same command are not run again, so the long ones are put there.
 put_step() { # NAME COMMAND
-    echo "{\"name\": \"$1\", \"command\": \"inferscale bench $2 --data $(basename "$data") --threads 1\", \"seconds\": 1, \"result\": $(cat "$root/bench/results/$1.json")}" >"evaluation/steps/$1.json"
+    echo "{\"name\": \"$1\", \"command\": \"inferscale bench $2 --data $(basename "$data") --model $(basename "$INFERSCALE_MODEL") --embedding-model $(basename "$INFERSCALE_EMBEDDING_MODEL") --threads 1\", \"seconds\": 1, \"result\": $(cat "$root/bench/results/$1.json")}" >"evaluation/steps/$1.json"
 }
 mkdir -p evaluation/steps
 put_step ttft 'ttft -k 5 -k 10 -k 20 -k 50 --limit 2 --repeat 1 --history'
@@ -144,7 +144,7 @@ put_step throughput 'throughput -u 10 -u 25 --facts 55 --limit-prefill 2 --slots
 python3 "$root/tests/bench/vllm_step.py" evaluation/steps
 bench locomo --data "$data" --out evaluation --json
 is 'locomo: exit code' exits 0
-is 'locomo: the steps' json '[s["name"] for s in d["steps"]] == ["ttft", "ttft, vLLM", "throughput", "recall", "fidelity", "answers", "encode"]'
+is 'locomo: the steps' json '[s["name"] for s in d["steps"]] == ["ttft", "ttft, vLLM", "throughput", "throughput, vLLM", "recall", "fidelity", "answers", "encode"]'
 is 'locomo: what was there is as it was' json '[s["seconds"] == 1 for s in d["steps"] if s["name"] in ("ttft", "throughput")] == [True, True]'
 is 'locomo: commands name no folder' json 'all("/" not in s["command"].removeprefix("bench/") and "--work" not in s["command"] for s in d["steps"])'
 is 'locomo: the paper' json 'd["paper"]["ttft"]["k"] == [5, 10, 20, 50]'
@@ -153,9 +153,18 @@ is 'locomo: CSV of both engines' python3 "$root/tests/bench/check.py" evaluation
 bench locomo --data "$data" --out evaluation --limit 3 --with-recipe primed:2 --with-recipe isolated --json
 is 'locomo, fewer questions: exit code' exits 0
 is 'locomo, fewer questions: only where there were more' json '[s["seconds"] == 1 for s in d["steps"] if s["name"] in ("ttft", "throughput")] == [True, True]'
-is 'locomo, fewer questions: taken' json 'all("--limit 3 " in s["command"] for s in d["steps"][4:6]) and {f["questions"] for f in d["steps"][4]["result"]["fidelity"] + d["steps"][5]["result"]["answers"]} == {3}'
-is 'locomo, other recipes: taken, in their order' json '[r["recipe"] for r in d["steps"][4]["result"]["fidelity"]] == ["primed:2", "primed:2", "isolated", "isolated"] and [r["recipe"] for r in d["steps"][6]["result"]["encode"]] == ["primed:2", "isolated"]'
-is 'locomo, other recipes: the command says so' json 'd["steps"][5]["command"].startswith("inferscale bench answers --limit 3 --with-recipe primed:2 --with-recipe isolated --data")'
+is 'locomo, fewer questions: taken' json 'all("--limit 3 " in s["command"] for s in d["steps"][5:7]) and {f["questions"] for f in d["steps"][5]["result"]["fidelity"] + d["steps"][6]["result"]["answers"]} == {3}'
+is 'locomo, other recipes: taken, in their order' json '[r["recipe"] for r in d["steps"][5]["result"]["fidelity"]] == ["primed:2", "primed:2", "isolated", "isolated"] and [r["recipe"] for r in d["steps"][7]["result"]["encode"]] == ["primed:2", "isolated"]'
+is 'locomo, other recipes: the command says so' json 'd["steps"][6]["command"].startswith("inferscale bench answers --limit 3 --with-recipe primed:2 --with-recipe isolated --data")'
+bench locomo --data "$data" --out evaluation --with-recipe primed:none --json
+is 'locomo, a recipe that is none: exit code' exits 1
+is 'locomo, a recipe that is none: the step says so itself' complains 'step fidelity failed: \"primed:none\" is no recipe'
+INFERSCALE_EMBEDDING_MODEL='' bench locomo --data "$data" --out evaluation --json
+is 'locomo without an embedding model: exit code' exits 3
+is 'locomo without an embedding model: at once' complains 'there is no embedding model at'
+INFERSCALE_EMBEDDING_MODEL='' bench "${answers[@]}"
+is 'another search in the same folder: exit code' exits 1
+is 'another search in the same folder: says so' complains 'for searching, and now it is words; give another --work'
 export INFERSCALE_REPORT=$work/evaluation/report.html
 "$INFERSCALE_TEST_VENV/bin/python" "$root/tests/web/test_report.py" --folder shots >out 2>err
 rc=$?

@@ -3,7 +3,8 @@
 
     bench/gpu/shape.py llama-3.1-8b VOCABULARY.gguf OUT.gguf
 
-The tokenizer is that of VOCABULARY.gguf, a Llama-like model in the same format, of which no more than the head is read.
+The tokenizer is that of VOCABULARY.gguf, a Llama-like model in the same format, of which no more than the head is read;
+so the matrices of the vocabulary are as long as that is, and a little of the shape.
 The format is GGUF 3 (ggml-org/ggml, docs/gguf.md). Needs Python alone.
 """
 
@@ -158,7 +159,7 @@ def main():
     try:
         write(a.shape, a.vocabulary, a.out)
     except OSError as error:
-        fail(f"{error.filename}: {error.strerror}")
+        fail(f"{error.filename or a.out}: {error.strerror}")
 
 
 if __name__ == "__main__":

@@ -117,8 +117,9 @@ void is_bench_compare(const float *full, const float *injected, size_t n_vocab, 
 
 /* false: usage error was printed, since this benchmark needs the embedded engine and another was named. */
 bool is_bench_embedded(is_bench *bench);
-/* A word of a command line as somebody else would type it: without the folders of this machine.  Points into it. */
-const char *is_bench_shown(const char *word);
+/* Writes a word of a command line, with a blank in front, as somebody else would type it: without the folders of this
+ * machine. */
+void is_bench_put_word(FILE *to, const char *word);
 
 double is_median(double *values, size_t n);               /* sorts them; NAN for none */
 double is_percentile(double *values, size_t n, double p); /* 0..1; sorts them */

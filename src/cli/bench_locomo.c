@@ -19,7 +19,8 @@
 #include "bench.h"
 #include "bench_report.h"
 
-#define MAX_WORDS 96
+#define MAX_WORDS   96
+#define MAX_RECIPES 24 /* in place of a step's own; two words each */
 
 typedef struct step {
     const char *name;
@@ -51,6 +52,8 @@ static const step full[] = {
      "fidelity --limit 100 --fresh 0 --fresh 5" PAPERS RECIPE("primed:0") RECIPE("primed:8") RECIPE("primed:16")
          RECIPE("primed:16x2") RECIPE("primed:16x4") RECIPE("primed:8+window:5") OURS,
      true, false},
+    {"fidelity, 10 facts", "fidelity --limit 100 -k 10" RECIPE("isolated") OURS, true, false},
+    {"fidelity, 20 facts", "fidelity --limit 100 -k 20" RECIPE("isolated") OURS, true, false},
     {"fidelity, best first", "fidelity --limit 100 --best-first" OURS, true, false},
     {"fidelity, no dates", "fidelity --limit 100 --without-dates" OURS, true, false},
     {"answers", "answers --limit 1540 --without --fresh 0 --fresh 5" PAPERS RECIPE("primed:8") OURS, true, false},
@@ -76,8 +79,8 @@ typedef struct words {
 
 static void add_word(words *w, const char *word)
 {
-    if (w->n + 1 == MAX_WORDS) is_cli_no_memory();
-    json_t *text = json_string_nocheck(word); /* a path may be in no known letters */
+    if (w->n + 1 == MAX_WORDS) is_cli_no_memory(); /* cannot be: MAX_RECIPES sees to it */
+    json_t *text = json_string_nocheck(word);      /* a path may be in no known letters */
     is_cli_append(w->texts, text);
     w->list[w->n++] = (char *)(uintptr_t)json_string_value(text);
 }
@@ -123,6 +126,14 @@ static void add_step(const locomo *l, const step *s, words *w)
     for (size_t i = 0; other && i < b->recipes.n; i++) add_option(w, "--with-recipe", b->recipes.items[i]);
 }
 
+/* What the step would take from the environment stands in its command, or another model's figures would pass for its.
+ */
+static const char *named(const char *option, const char *variable)
+{
+    const char *value = option != NULL ? option : getenv(variable);
+    return value != NULL && value[0] != '\0' ? value : NULL;
+}
+
 static void make_words(const locomo *l, const step *s, words *w)
 {
     char program[4096], work[4096];
@@ -136,10 +147,11 @@ static void make_words(const locomo *l, const step *s, words *w)
     add_option(w, "--work", s->has_work ? work : NULL);
     add_option(w, "--data", l->b.data);
     add_option(w, "--questions", l->b.questions_file);
-    add_option(w, "--model", cli->model);
-    add_option(w, "--embedding-model", cli->embedding_model);
+    add_option(w, "--model", named(cli->model, "INFERSCALE_MODEL"));
+    add_option(w, "--embedding-model", named(cli->embedding_model, "INFERSCALE_EMBEDDING_MODEL"));
     add_number(w, "--threads", cli->threads);
     add_number(w, "--context", cli->context);
+    add_number(w, "--memory", cli->host_budget);
     add_number(w, "--device-chunks", cli->device_chunks);
     add_number(w, "--device-vectors", cli->device_vectors);
     if (strncmp(s->name, "answers", 7) == 0) {
@@ -164,7 +176,7 @@ static json_t *command_text(const words *w)
         const char *word = w->list[i];
         if (strcmp(word, "--work") == 0 || strcmp(w->list[i - 1], "--work") == 0) continue;
         if (strcmp(word, "--json") == 0 || strcmp(word, "--quiet") == 0) continue;
-        (void)fprintf(to, " %s", is_bench_shown(word));
+        is_bench_put_word(to, word);
     }
     if (fclose(to) != 0) is_cli_no_memory();
     json_t *out = is_cli_json_text(text);
@@ -194,7 +206,7 @@ static is_status run_process(const words *w, const char *file, int *code, is_err
 static is_status failure(const step *s, int code, const char *file, is_error *err)
 {
     json_t *said = json_load_file(file, 0, NULL);
-    const char *text = json_string_value(json_object_get(json_object_get(said, "error"), "message"));
+    const char *text = json_string_value(json_object_get(json_object_get(said, "error"), "text"));
     is_status status = code == IS_EXIT_INTERRUPTED
                            ? is_fail(err, IS_ECANCELED, "interrupted; the same command goes on from here")
                            : is_fail(err, IS_EENGINE, "step %s failed: %.900s", s->name,
@@ -276,6 +288,21 @@ static is_status run_steps(locomo *l, const step *steps, size_t n, is_error *err
     return status;
 }
 
+/* Said before the long work begins: retrieval cannot be measured by words alone. */
+static is_status check_embedding(const is_cli *cli, is_error *err)
+{
+    const char *found = NULL;
+    char *path = is_cli_embedding_path(cli);
+    is_status status = is_cli_choose_embedding(cli, path, &found, err);
+    if (status == IS_OK && found == NULL)
+        status = is_fail(err, IS_ENOTFOUND,
+                         "there is no embedding model at %s; run `make setup`, or name one with "
+                         "--embedding-model",
+                         path);
+    free(path);
+    return status;
+}
+
 int is_bench_locomo(int argc, char **argv)
 {
     locomo l = {.out = "build/evaluation", .peer = getenv("INFERSCALE_PEER")};
@@ -285,8 +312,9 @@ int is_bench_locomo(int argc, char **argv)
         {"data", 0, IS_CLI_TEXT, &b->data, 0, 0, "FILE", "LoCoMo's file, or JSON Lines; default " IS_BENCH_SAMPLE},
         {"questions", 0, IS_CLI_TEXT, &b->questions_file, 0, 0, "FILE", "questions; default: in or beside the data"},
         {"out", 0, IS_CLI_TEXT, &l.out, 0, 0, "FOLDER", "for results and report (default: build/evaluation)"},
-        {"full", 0, IS_CLI_FLAG, &l.full, 0, 0, NULL, "all questions and recipes, in hours rather than minutes"},
-        {"limit", 0, IS_CLI_UINT, &b->n_questions, 1, 100000, "N", "questions of a step at most, spread over the file"},
+        {"full", 0, IS_CLI_FLAG, &l.full, 0, 0, NULL, "more questions and recipes, in hours rather than minutes"},
+        {"limit", 0, IS_CLI_UINT, &b->n_questions, 1, 100000, "N",
+         "questions that a step asks the model, at most; spread over the file"},
         {"with-recipe", 0, IS_CLI_LIST, &b->recipes, 0, 0, "RECIPE",
          "in place of those that steps compare, some of which cost hours; may be repeated"},
         {"peer", 0, IS_CLI_TEXT, &l.peer, 0, 0, "PROGRAM", "llama-server, see `inferscale bench throughput --help`"},
@@ -307,11 +335,13 @@ int is_bench_locomo(int argc, char **argv)
     if (!is_cli_parse(&b->cli, &spec, argc, argv)) return b->cli.exit;
     if (b->cli.n_args > 0) return is_cli_usage(&b->cli, "\"%s\" is too much", b->cli.args[0]);
     if (!is_bench_embedded(b)) return b->cli.exit;
+    if (b->recipes.n > MAX_RECIPES) return is_cli_usage(&b->cli, "more than %d recipes", MAX_RECIPES);
     is_cli_catch_interrupts();
     const step *steps = l.full ? full : brief;
     size_t n = l.full ? sizeof full / sizeof full[0] : sizeof brief / sizeof brief[0];
     json_t *report = NULL;
-    is_status status = run_steps(&l, steps, n, &err);
+    is_status status = check_embedding(&b->cli, &err);
+    if (status == IS_OK) status = run_steps(&l, steps, n, &err);
     if (status == IS_OK) {
         const char *names[16];
         for (size_t i = 0; i < n; i++) names[i] = steps[i].name;

@@ -226,7 +226,7 @@ static is_status start_server(bench *t, is_error *err)
          memory = decimal(t->kv_budget), chunks = decimal(cli->device_chunks), vectors = decimal(cli->device_vectors);
     /* Without an embedding model the server goes by words alone, as this program did. */
     bool embed = access(embedding, R_OK) == 0;
-    const char *argv[32] = {self,        "serve",   "--host",   "127.0.0.1", "--drain", "1",         "--store",
+    const char *argv[48] = {self,        "serve",   "--host",   "127.0.0.1", "--drain", "1",         "--store",
                             cli->store,  "--model", model,      "--slots",   slots.s,   "--context", context.s,
                             "--threads", threads.s, "--memory", memory.s,    "--queue", "1048576"};
     size_t at = 0;
@@ -253,6 +253,7 @@ static is_status start_server(bench *t, is_error *err)
         argv[at++] = "--device-vectors";
         argv[at++] = vectors.s;
     }
+    if (cli->upstream_key != NULL) (void)setenv(IS_CLI_UPSTREAM_KEY, cli->upstream_key, 1);
     is_status status = is_child_start(argv, &t->server, err);
     free(model);
     free(embedding);
@@ -302,7 +303,7 @@ static is_status start_peer(bench *t, is_error *err)
     if (argv == NULL || out == NULL) is_cli_no_memory();
     memcpy(argv, fixed, sizeof fixed);
     for (size_t i = 0; i < t->peer_args.n; i++) argv[n++] = t->peer_args.items[i];
-    for (size_t i = 0; i < n; i++) (void)fprintf(out, "%s%s", i > 0 ? " " : "", is_bench_shown(argv[i]));
+    for (size_t i = 0; i < n; i++) is_bench_put_word(out, argv[i]);
     (void)fclose(out);
     is_status status = is_child_start(argv, &t->peer_server, err);
     free(argv);
@@ -442,7 +443,7 @@ static void set_result(const bench *t, json_t *root)
     is_cli_set(root, "questions_per_user", json_integer(t->per_user));
     is_cli_set(root, "output_tokens", json_integer(t->tokens));
     is_cli_set(root, "host_budget", json_integer((json_int_t)t->kv_budget));
-    is_cli_set(root, "peer", t->peer_command != NULL ? is_cli_json_text(t->peer_command) : json_null());
+    is_cli_set(root, "peer", t->peer_command != NULL ? is_cli_json_text(t->peer_command + 1) : json_null());
     is_cli_set(root, "http_overhead_ms", isfinite(t->overhead_ms) ? json_real(t->overhead_ms) : json_null());
     is_cli_set(root, "throughput", is_throughput_json(t->rows, t->n_rows));
     is_cli_set(root, "ratios", is_throughput_ratios(t->rows, t->n_rows));
@@ -490,6 +491,8 @@ static bool parse(bench *t, int argc, char **argv)
     if (!is_cli_parse(&b->cli, &spec, argc, argv)) return false;
     if (b->cli.n_args > 0) {
         b->cli.exit = is_cli_usage(&b->cli, "\"%s\" is too much", b->cli.args[0]);
+    } else if (b->cli.upstreams != NULL && b->cli.store == NULL) {
+        b->cli.exit = is_cli_usage(&b->cli, "--engine vllm needs --store, the folder whose chunks the servers have");
     } else if (t->crowd.facts < t->k) {
         b->cli.exit = is_cli_usage(&b->cli, "each user has %u facts (--facts), too few for a prompt of %u (-k)",
                                    t->crowd.facts, t->k);

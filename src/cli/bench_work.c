@@ -194,6 +194,18 @@ static void close_store(is_bench *b)
     b->store = NULL;
 }
 
+/* A folder goes on with the search that it was begun with, too. */
+static is_status check_search(is_bench *b, is_error *err)
+{
+    const is_embedder *embedder = b->memory->embedder;
+    const char *name = embedder != NULL ? is_embedder_name(embedder) : "words";
+    const char *begun = json_string_value(json_object_get(b->journal, "search"));
+    if (begun == NULL) return is_bench_note(b, "search", json_string(name), err);
+    if (strcmp(begun, name) == 0) return IS_OK;
+    return is_fail(err, IS_EINVAL, "%s was begun with %s for searching, and now it is %s; give another --work", b->work,
+                   begun, name);
+}
+
 is_status is_bench_open(is_bench *b, const char *recipe, bool background, is_error *err)
 {
     close_store(b);
@@ -204,7 +216,8 @@ is_status is_bench_open(is_bench *b, const char *recipe, bool background, is_err
                              b->recipe != NULL ? b->recipe : IS_RECIPE_DEFAULT, b->undated ? " undated" : "");
     free(model);
     if (!is_imported(b)) remove_folder(b->store); /* what an import that was cut short left */
-    return open_store(b, background, err);
+    is_status status = open_store(b, background, err);
+    return status == IS_OK ? check_search(b, err) : status;
 }
 
 is_status is_bench_reopen(is_bench *b, bool background, is_error *err)

@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cli.h"
 #include "http_load.h"
 
 #define READY_MS 600000.0 /* a large model from a slow disk */
@@ -36,14 +37,15 @@ static uint16_t free_port(void)
     return ok ? ntohs(address.sin_port) : 0;
 }
 
-/* The environment without settings of either server; free(). */
+/* The environment without settings of either server, but for a key, which does not belong on a line; free(). */
 static char **plain_environment(void)
 {
     size_t n = 0, kept = 0;
     while (environ[n] != NULL) n++;
     char **out = calloc(n + 1, sizeof *out);
     for (size_t i = 0; out != NULL && i < n; i++)
-        if (strncmp(environ[i], "INFERSCALE_", 11) != 0 && strncmp(environ[i], "LLAMA_", 6) != 0)
+        if (strncmp(environ[i], IS_CLI_UPSTREAM_KEY "=", sizeof IS_CLI_UPSTREAM_KEY) == 0 ||
+            (strncmp(environ[i], "INFERSCALE_", 11) != 0 && strncmp(environ[i], "LLAMA_", 6) != 0))
             out[kept++] = environ[i];
     return out;
 }

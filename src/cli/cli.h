@@ -92,6 +92,8 @@ bool is_cli_read_id(const char *text, int64_t *out);
 #define IS_CLI_CHAT       4u /* the chat model is needed */
 #define IS_CLI_BACKGROUND 8u /* facts are encoded beside what else is done */
 
+#define IS_CLI_UPSTREAM_KEY "INFERSCALE_UPSTREAM_KEY" /* the variable for what --upstream-key says */
+
 /* Opens the store as the options say.  *out: is_close. */
 is_status is_cli_open(const is_cli *cli, unsigned needs, is_memory **out, is_error *err);
 

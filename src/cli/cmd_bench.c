@@ -103,10 +103,12 @@ bool is_bench_numbers(const is_bench *b, const is_cli_list *list, const char *de
     return true;
 }
 
-const char *is_bench_shown(const char *word)
+void is_bench_put_word(FILE *to, const char *word)
 {
-    const char *slash = strrchr(word, '/');
-    return slash != NULL && strstr(word, "://") == NULL ? slash + 1 : word;
+    const char *slash = strstr(word, "://") == NULL ? strrchr(word, '/') : NULL;
+    const char *equals = word[0] == '-' ? strchr(word, '=') : NULL; /* --option=/a/b */
+    int kept = slash != NULL && equals != NULL && equals < slash ? (int)(equals + 1 - word) : 0;
+    (void)fprintf(to, " %.*s%s", kept, word, slash != NULL ? slash + 1 : word);
 }
 
 /* ------------------------------------------------------------ numbers */

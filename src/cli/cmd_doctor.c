@@ -204,7 +204,7 @@ static void look_at_engine(is_memory *memory, findings *found)
     if (engine != NULL && !json_is_true(json_object_get(engine, "injection")))
         problem(found,
                 "KV state cannot be injected into this model: %s. Questions are answered all the same, with the facts "
-                "prefilled; for speed choose another model with --model",
+                "prefilled; for speed choose another model",
                 why_not != NULL && why_not[0] != '\0' ? why_not : "the engine gives no reason");
     is_cli_set(found->facts, "system", description);
 }

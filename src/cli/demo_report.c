@@ -158,7 +158,9 @@ json_t *is_demo_json(const is_demo *demo)
     json_t *root = json_object();
     json_t *models = json_object();
     json_t *questions = json_array();
-    is_cli_set(models, "chat", is_cli_json_text(file_name(demo->model)));
+    json_t *remote = json_object_get(json_object_get(demo->system, "engine"), "model");
+    is_cli_set(models, "chat",
+               demo->cli->upstreams != NULL ? json_incref(remote) : is_cli_json_text(file_name(demo->model)));
     is_cli_set(models, "embedding", is_cli_json_text(file_name(demo->embedding_model)));
     for (size_t i = 0; i < demo->n_asked; i++) is_cli_append(questions, json_question(&demo->asked[i]));
     is_cli_set(root, "version", json_string(IS_VERSION));

@@ -111,7 +111,7 @@ is_status is_cli_open(const is_cli *cli, unsigned needs, is_memory **out, is_err
     if (needs & IS_CLI_CHAT && cli->upstreams != NULL) {
         options.upstreams = cli->upstreams;
         options.upstream_model = cli->upstream_model;
-        options.upstream_key = given(cli->upstream_key, "INFERSCALE_UPSTREAM_KEY");
+        options.upstream_key = given(cli->upstream_key, IS_CLI_UPSTREAM_KEY);
     } else if (status == IS_OK && needs & IS_CLI_CHAT) {
         options.model = model;
         status = check_file("chat model", model, "model", err);

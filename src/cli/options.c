@@ -281,6 +281,11 @@ static bool check_engine(is_cli *cli)
         cli->exit = is_cli_usage(cli, "--engine is llama or vllm, not \"%s\"", cli->engine);
     else if (vllm != (cli->upstreams != NULL))
         cli->exit = is_cli_usage(cli, "--engine vllm and --upstream go together: give both, or none");
+    else if (!vllm && cli->upstream_model != NULL)
+        cli->exit = is_cli_usage(cli, "--upstream-model is for --engine vllm");
+    else if (vllm && cli->device_chunks > 0)
+        cli->exit = is_cli_usage(cli, "vLLM keeps chunks on its GPU itself: leave out --device-chunks, and give its "
+                                      "connector a device_budget");
     else
         return true;
     return false;

@@ -61,12 +61,6 @@ void is_readings_add(is_readings *readings, is_reading *reading, is_device_pool_
     reading->pins = pins;
 }
 
-void is_readings_return(is_readings *readings, is_reading *reading)
-{
-    reading->next = readings->spare;
-    readings->spare = reading;
-}
-
 /* Those of several streams end in any order. */
 is_status is_readings_done(is_readings *readings, is_device_pool_pin **pins, is_error *err)
 {
@@ -85,7 +79,8 @@ is_status is_readings_done(is_readings *readings, is_device_pool_pin **pins, is_
         *pins = r->pins;
         while (*pins != NULL) pins = &(*pins)->next;
         r->pins = NULL;
-        is_readings_return(readings, r);
+        r->next = readings->spare;
+        readings->spare = r;
     }
     return IS_OK;
 }

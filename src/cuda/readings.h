@@ -32,10 +32,9 @@ void is_pins_free(is_device_pool_pin *pins);
 /* With the pins in them. */
 void is_readings_free(is_readings *readings);
 
-/* A reading whose event happens when all that is in the stream now is done; one of the two below takes it back. */
+/* A reading whose event happens when all that is in the stream now is done; is_readings_add takes it over. */
 is_status is_readings_mark(is_readings *readings, is_cuda_stream *stream, is_reading **out, is_error *err);
 void is_readings_add(is_readings *readings, is_reading *reading, is_device_pool_pin *pins);
-void is_readings_return(is_readings *readings, is_reading *reading);
 
 /* Takes out the pins of those that are done, *pins NULL: none.  There may be some on failure too. */
 is_status is_readings_done(is_readings *readings, is_device_pool_pin **pins, is_error *err);

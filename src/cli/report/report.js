@@ -168,12 +168,14 @@ function throughput(result, base, name) {
   const waits = series(means, (row) => [row.users_measured, row.ttft_p50_ms, ms(row.ttft_p50_ms)]);
   const col = (row, key, format) => figure(join(row.at, key), format);
   return [
-    h("p", null, "How many requests a second are answered when many users ask at once over HTTP. Each user has ",
+    h("p", null, "How many requests a second are answered when many users ask at once over HTTP, "
+      + `on ${engineOf(result)}. Each user has `,
       figure(join(base, "facts_per_user")), " facts of their own and asks ", figure(join(base, "questions_per_user")),
       " questions; ", figure(join(base, "k")), " facts stand in each prompt, ", figure(join(base, "output_tokens")),
       " tokens in each answer, and ", figure(join(base, "slots")), " requests run at a time. Higher is better."),
     ways([["s-inject", "injected", "the facts’ rows are written into the cache"],
-      ["s-text", "prefilled", "the same server with the same facts as text"],
+      ["s-text", "prefilled", "the same server with the same facts as text"
+        + (result.engine ? `, ${result.engine.name}’s own prefix cache on` : "")],
       result.peer && ["s-other", "llama-server", "llama.cpp’s own server, its prompt cache on, with the same text"]]
       .filter(Boolean)),
     h("div.even", null,
@@ -508,7 +510,7 @@ const TILES = {
       result.throughput.findIndex((row) => row.users === users && row.system === system));
     if (inject < 0 || prefill < 0) return null;
     const at = (row) => join(base, "throughput", row, "requests_per_s");
-    return { name: "Requests a second",
+    return { name: result.engine ? `Requests a second, ${result.engine.name}` : "Requests a second",
       figure: [figure(join(base, "ratios", i, "inject_over_prefill"), times), h("small", null, " as many")],
       note: [figure(at(inject), rate), " injected, ", figure(at(prefill), rate),
         ` prefilled; ${plural(users, "user")} at once`] };

@@ -424,7 +424,7 @@ static json_t *describe_layers(const is_llama *engine)
     return runs;
 }
 
-/* What llama.cpp computes on: "CUDA0: NVIDIA H200" and the like, "CPU: ...". */
+/* What this llama.cpp can compute on: "CUDA0: NVIDIA H200" and the like, "CPU: ...". */
 static json_t *describe_devices(void)
 {
     json_t *list = json_array();

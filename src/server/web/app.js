@@ -1290,7 +1290,7 @@ function renderEngine() {
     definitions("Model", [
       ["Model", e.model],
       ["Engine", [e.engine, e.llama_cpp].filter(Boolean).join(" ")],
-      ["Runs on", Array.isArray(e.devices) ? e.devices.join(", ") : null],
+      ["Devices", Array.isArray(e.devices) ? e.devices.join(", ") : null],
       ["Context", isNumber(e.context) ? `${tokens(e.context)} a slot` : null],
       ["Slots", formatCount(e.slots)],
       ["Threads", formatCount(e.threads)],
