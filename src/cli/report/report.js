@@ -603,7 +603,7 @@ function section(step, i, first) {
       + `${plain(step.result.model)}, ${engineOf(step.result)}, InferScale ${plain(step.result.version)}, `
       + `${plain(step.result.fingerprint)}.`),
     h("div.made", null,
-      h("p", null, "Measured in ", figure(join("/steps", i, "seconds"), duration), " by this command:"),
+      h("p", null, "By this command, whose last run took ", figure(join("/steps", i, "seconds"), duration), ":"),
       h("pre", null, h("code", { "data-path": join("/steps", i, "command") }, words(step.command)))));
 }
 
@@ -622,7 +622,7 @@ function aboutRun(first) {
     item("Model", plain(first.model)),
     item("Engine", engineOf(first), `, ${plural(first.threads, "thread")}`),
     item("Data", named ? h("code", null, named[1]) : "the sample conversation that comes with InferScale"),
-    item("Time of all steps", duration(total)),
+    item("Time of the steps’ last runs", duration(total)),
     item("Fingerprint of model and engine", h("code", null, plain(first.fingerprint))),
     h("div.whole", null, h("dt", null, "Processor’s features"),
       h("dd", null, (machine.features || []).join(", ") || DASH)),
