@@ -117,9 +117,8 @@ void is_bench_compare(const float *full, const float *injected, size_t n_vocab, 
 
 /* false: usage error was printed, since this benchmark needs the embedded engine and another was named. */
 bool is_bench_embedded(is_bench *bench);
-/* Writes a word of a command line, with a blank in front, as somebody else would type it: without the folders of this
- * machine. */
-void is_bench_put_word(FILE *to, const char *word);
+/* Before long work that cannot go by words alone.  IS_ENOTFOUND: there is no embedding model. */
+is_status is_bench_need_embedding(const is_bench *bench, is_error *err);
 
 double is_median(double *values, size_t n);               /* sorts them; NAN for none */
 double is_percentile(double *values, size_t n, double p); /* 0..1; sorts them */

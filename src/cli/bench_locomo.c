@@ -18,9 +18,9 @@
 
 #include "bench.h"
 #include "bench_report.h"
+#include "line.h"
 
-#define MAX_WORDS   96
-#define MAX_RECIPES 24 /* in place of a step's own; two words each */
+#define MAX_RECIPES 24 /* in place of a step's own */
 
 typedef struct step {
     const char *name;
@@ -70,35 +70,6 @@ typedef struct locomo {
     bool full;
 } locomo;
 
-/* A step's command line. */
-typedef struct words {
-    char *list[MAX_WORDS]; /* those of texts, and NULL */
-    size_t n;
-    json_t *texts; /* json_decref */
-} words;
-
-static void add_word(words *w, const char *word)
-{
-    if (w->n + 1 == MAX_WORDS) is_cli_no_memory(); /* cannot be: MAX_RECIPES sees to it */
-    json_t *text = json_string_nocheck(word);      /* a path may be in no known letters */
-    is_cli_append(w->texts, text);
-    w->list[w->n++] = (char *)(uintptr_t)json_string_value(text);
-}
-
-static void add_option(words *w, const char *name, const char *value)
-{
-    if (value == NULL) return;
-    add_word(w, name);
-    add_word(w, value);
-}
-
-static void add_number(words *w, const char *name, uint64_t value)
-{
-    char text[24];
-    (void)snprintf(text, sizeof text, "%llu", (unsigned long long)value);
-    add_option(w, name, value > 0 ? text : NULL);
-}
-
 /* Whether the step compares recipes, so that --with-recipe says which. */
 static bool compares(const step *s)
 {
@@ -107,7 +78,7 @@ static bool compares(const step *s)
 }
 
 /* A step's words, with fewer questions or other recipes where the command says so. */
-static void add_step(const locomo *l, const step *s, words *w)
+static void add_step(const locomo *l, const step *s, is_line *w)
 {
     const is_bench *b = &l->b;
     bool other = b->recipes.n > 0 && compares(s), recipe = false;
@@ -121,51 +92,43 @@ static void add_step(const locomo *l, const step *s, words *w)
         if (other && (recipe || value)) continue;
         if (b->n_questions > 0 && strcmp(w->list[w->n - 1], "--limit") == 0 && strtoul(word, NULL, 10) > b->n_questions)
             (void)snprintf(word, sizeof word, "%u", b->n_questions);
-        add_word(w, word);
+        is_line_add(w, word);
     }
-    for (size_t i = 0; other && i < b->recipes.n; i++) add_option(w, "--with-recipe", b->recipes.items[i]);
+    for (size_t i = 0; other && i < b->recipes.n; i++) is_line_option(w, "--with-recipe", b->recipes.items[i]);
 }
 
-/* What the step would take from the environment stands in its command, or another model's figures would pass for its.
- */
-static const char *named(const char *option, const char *variable)
-{
-    const char *value = option != NULL ? option : getenv(variable);
-    return value != NULL && value[0] != '\0' ? value : NULL;
-}
-
-static void make_words(const locomo *l, const step *s, words *w)
+/* The models of the environment too, or another model's figures would pass for a step's. */
+static void make_words(const locomo *l, const step *s, is_line *w)
 {
     char program[4096], work[4096];
     const is_cli *cli = &l->b.cli;
     ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
     program[n > 0 ? n : 0] = '\0';
-    add_word(w, program);
-    add_word(w, "bench");
+    is_line_add(w, program);
+    is_line_add(w, "bench");
     add_step(l, s, w);
     (void)snprintf(work, sizeof work, "%s/work", l->out);
-    add_option(w, "--work", s->has_work ? work : NULL);
-    add_option(w, "--data", l->b.data);
-    add_option(w, "--questions", l->b.questions_file);
-    add_option(w, "--model", named(cli->model, "INFERSCALE_MODEL"));
-    add_option(w, "--embedding-model", named(cli->embedding_model, "INFERSCALE_EMBEDDING_MODEL"));
-    add_number(w, "--threads", cli->threads);
-    add_number(w, "--context", cli->context);
-    add_number(w, "--memory", cli->host_budget);
-    add_number(w, "--device-chunks", cli->device_chunks);
-    add_number(w, "--device-vectors", cli->device_vectors);
+    is_line_option(w, "--work", s->has_work ? work : NULL);
+    is_line_option(w, "--data", l->b.data);
+    is_line_option(w, "--questions", l->b.questions_file);
+    is_line_option(w, "--model", is_cli_given(cli->model, "INFERSCALE_MODEL"));
+    is_line_option(w, "--embedding-model", is_cli_given(cli->embedding_model, "INFERSCALE_EMBEDDING_MODEL"));
+    is_line_number(w, "--threads", cli->threads);
+    is_line_number(w, "--context", cli->context);
+    is_line_number(w, "--memory", cli->host_budget);
+    is_line_number(w, "--device-chunks", cli->device_chunks);
+    is_line_number(w, "--device-vectors", cli->device_vectors);
     if (strncmp(s->name, "answers", 7) == 0) {
-        add_option(w, "--judge", l->judge[0]);
-        add_option(w, "--judge-model", l->judge[1]);
-        add_option(w, "--judge-prompt", l->judge[2]);
+        is_line_option(w, "--judge", l->judge[0]);
+        is_line_option(w, "--judge-model", l->judge[1]);
+        is_line_option(w, "--judge-prompt", l->judge[2]);
     }
-    if (strcmp(s->name, "throughput") == 0) add_option(w, "--peer", l->peer);
-    if (cli->quiet) add_word(w, "--quiet");
-    add_word(w, "--json");
-    w->list[w->n] = NULL;
+    if (strcmp(s->name, "throughput") == 0) is_line_option(w, "--peer", l->peer);
+    if (cli->quiet) is_line_add(w, "--quiet");
+    is_line_add(w, "--json");
 }
 
-static json_t *command_text(const words *w)
+static json_t *command_text(const is_line *w)
 {
     char *text = NULL;
     size_t size = 0;
@@ -176,7 +139,7 @@ static json_t *command_text(const words *w)
         const char *word = w->list[i];
         if (strcmp(word, "--work") == 0 || strcmp(w->list[i - 1], "--work") == 0) continue;
         if (strcmp(word, "--json") == 0 || strcmp(word, "--quiet") == 0) continue;
-        is_bench_put_word(to, word);
+        is_line_show(to, word);
     }
     if (fclose(to) != 0) is_cli_no_memory();
     json_t *out = is_cli_json_text(text);
@@ -185,7 +148,7 @@ static json_t *command_text(const words *w)
 }
 
 /* Runs the words with stdout into this file; *code: the exit code. */
-static is_status run_process(const words *w, const char *file, int *code, is_error *err)
+static is_status run_process(const is_line *w, const char *file, int *code, is_error *err)
 {
     posix_spawn_file_actions_t actions;
     pid_t pid;
@@ -242,7 +205,7 @@ static is_status keep_result(const step *s, const char *part, const char *file, 
 static is_status run_step(const locomo *l, const step *s, is_error *err)
 {
     char file[4096], part[4096];
-    words w = {.texts = json_array()};
+    is_line w = {0};
     is_status status = IS_OK;
     (void)snprintf(file, sizeof file, "%s/steps/%s.json", l->out, s->name);
     (void)snprintf(part, sizeof part, "%s/steps/%s.part", l->out, s->name);
@@ -256,7 +219,7 @@ static is_status run_step(const locomo *l, const step *s, is_error *err)
         if (status == IS_OK) status = keep_result(s, part, file, command, (is_now_ms() - begin) / 1e3, err);
     }
     json_decref(command);
-    json_decref(w.texts);
+    is_line_free(&w);
     return status;
 }
 
@@ -285,21 +248,6 @@ static is_status run_steps(locomo *l, const step *steps, size_t n, is_error *err
         if (status == IS_OK && is_cli_interrupted())
             status = is_fail(err, IS_ECANCELED, "interrupted; the same command goes on from here");
     }
-    return status;
-}
-
-/* Said before the long work begins: retrieval cannot be measured by words alone. */
-static is_status check_embedding(const is_cli *cli, is_error *err)
-{
-    const char *found = NULL;
-    char *path = is_cli_embedding_path(cli);
-    is_status status = is_cli_choose_embedding(cli, path, &found, err);
-    if (status == IS_OK && found == NULL)
-        status = is_fail(err, IS_ENOTFOUND,
-                         "there is no embedding model at %s; run `make setup`, or name one with "
-                         "--embedding-model",
-                         path);
-    free(path);
     return status;
 }
 
@@ -340,7 +288,7 @@ int is_bench_locomo(int argc, char **argv)
     const step *steps = l.full ? full : brief;
     size_t n = l.full ? sizeof full / sizeof full[0] : sizeof brief / sizeof brief[0];
     json_t *report = NULL;
-    is_status status = check_embedding(&b->cli, &err);
+    is_status status = is_bench_need_embedding(b, &err);
     if (status == IS_OK) status = run_steps(&l, steps, n, &err);
     if (status == IS_OK) {
         const char *names[16];

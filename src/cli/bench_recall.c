@@ -79,9 +79,8 @@ static is_status ask_all(recall *r, is_error *err)
 {
     is_bench *b = &r->b;
     is_cli_progress progress;
-    is_status status = is_bench_open(b, NULL, false, err);
-    if (status == IS_OK && b->memory->embedder == NULL)
-        status = is_fail(err, IS_ENOTFOUND, "no embedding model; run scripts/setup.sh or give --embedding-model");
+    is_status status = is_bench_need_embedding(b, err);
+    if (status == IS_OK) status = is_bench_open(b, NULL, false, err);
     if (status == IS_OK) status = is_bench_import(b, err);
     if (status != IS_OK) return status;
     r->vector = malloc(is_embedder_dim(b->memory->embedder) * sizeof *r->vector);

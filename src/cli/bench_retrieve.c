@@ -155,9 +155,8 @@ int is_bench_retrieve(int argc, char **argv)
     is_cli_catch_interrupts();
     is_status status = read_vocabulary(b.data != NULL ? b.data : IS_BENCH_SAMPLE, &words, &err);
     if (status == IS_OK) status = is_bench_begin(&b, &err);
+    if (status == IS_OK) status = is_bench_need_embedding(&b, &err);
     if (status == IS_OK) status = is_bench_open(&b, NULL, false, &err);
-    if (status == IS_OK && b.memory->embedder == NULL)
-        status = is_fail(&err, IS_ENOTFOUND, "no embedding model; run scripts/setup.sh or give --embedding-model");
     if (status == IS_OK) status = is_memory_scope(b.memory, &b.cli.scope, true, &scope, &err);
     if (status == IS_OK) status = fill(&b, scope, &words, &err);
     if (status == IS_OK) status = search(&b, scope, &words, k[0], ms[0], ms[1], ms[2], &err);

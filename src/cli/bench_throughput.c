@@ -19,6 +19,7 @@
 #include "child.h"
 #include "engine/llama/internal.h"
 #include "http_load.h"
+#include "line.h"
 
 #define MAX_ROWS          16
 #define MAX_USERS         4096
@@ -202,16 +203,11 @@ static bool not_interrupted(void)
     return !is_cli_interrupted();
 }
 
-/* A number as a word of a command line. */
-typedef struct word {
-    char s[24];
-} word;
-
-static word decimal(uint64_t n)
+static is_status start(is_line *words, is_child *child, const char *ready, is_error *err)
 {
-    word w;
-    (void)snprintf(w.s, sizeof w.s, "%llu", (unsigned long long)n);
-    return w;
+    is_status status = is_child_start((const char *const *)words->list, child, err);
+    is_line_free(words);
+    return status == IS_OK ? is_child_wait(child, ready, not_interrupted, err) : status;
 }
 
 static is_status start_server(bench *t, is_error *err)
@@ -222,42 +218,29 @@ static is_status start_server(bench *t, is_error *err)
     if (n < 0) return is_fail(err, IS_EIO, "cannot find this program under /proc/self/exe");
     self[n] = '\0';
     char *model = is_cli_model_path(cli), *embedding = is_cli_embedding_path(cli);
-    word slots = decimal(cli->slots), context = decimal(t->context), threads = decimal(t->threads),
-         memory = decimal(t->kv_budget), chunks = decimal(cli->device_chunks), vectors = decimal(cli->device_vectors);
+    is_line w = {0};
+    is_line_add(&w, self);
+    is_line_add(&w, "serve");
+    is_line_option(&w, "--host", "127.0.0.1");
+    is_line_option(&w, "--drain", "1");
+    is_line_option(&w, "--store", cli->store);
+    is_line_option(&w, "--model", model);
+    is_line_number(&w, "--slots", cli->slots);
+    is_line_number(&w, "--context", t->context);
+    is_line_number(&w, "--threads", t->threads);
+    is_line_number(&w, "--memory", t->kv_budget);
+    is_line_option(&w, "--queue", "1048576");
     /* Without an embedding model the server goes by words alone, as this program did. */
-    bool embed = access(embedding, R_OK) == 0;
-    const char *argv[48] = {self,        "serve",   "--host",   "127.0.0.1", "--drain", "1",         "--store",
-                            cli->store,  "--model", model,      "--slots",   slots.s,   "--context", context.s,
-                            "--threads", threads.s, "--memory", memory.s,    "--queue", "1048576"};
-    size_t at = 0;
-    while (argv[at] != NULL) at++;
-    if (embed) {
-        argv[at++] = "--embedding-model";
-        argv[at++] = embedding;
-    }
-    if (cli->upstreams != NULL) {
-        argv[at++] = "--engine";
-        argv[at++] = cli->engine;
-        argv[at++] = "--upstream";
-        argv[at++] = cli->upstreams;
-    }
-    if (cli->upstream_model != NULL) {
-        argv[at++] = "--upstream-model";
-        argv[at++] = cli->upstream_model;
-    }
-    if (cli->device_chunks > 0) {
-        argv[at++] = "--device-chunks";
-        argv[at++] = chunks.s;
-    }
-    if (cli->device_vectors > 0) {
-        argv[at++] = "--device-vectors";
-        argv[at++] = vectors.s;
-    }
+    is_line_option(&w, "--embedding-model", access(embedding, R_OK) == 0 ? embedding : NULL);
+    is_line_option(&w, "--engine", cli->engine);
+    is_line_option(&w, "--upstream", cli->upstreams);
+    is_line_option(&w, "--upstream-model", cli->upstream_model);
+    is_line_number(&w, "--device-chunks", cli->device_chunks);
+    is_line_number(&w, "--device-vectors", cli->device_vectors);
     if (cli->upstream_key != NULL) (void)setenv(IS_CLI_UPSTREAM_KEY, cli->upstream_key, 1);
-    is_status status = is_child_start(argv, &t->server, err);
     free(model);
     free(embedding);
-    return status == IS_OK ? is_child_wait(&t->server, "/readyz", not_interrupted, err) : status;
+    return start(&w, &t->server, "/readyz", err);
 }
 
 /* Waits until the server has read what it can of its chunks into memory: until that grows no more. */
@@ -293,22 +276,25 @@ static is_status start_peer(bench *t, is_error *err)
     const is_cli *cli = &t->b.cli;
     if (t->peer == NULL) return IS_OK;
     char *model = is_cli_model_path(cli);
-    word slots = decimal(cli->slots), context = decimal((uint64_t)t->context * cli->slots),
-         threads = decimal(t->threads), step = decimal(IS_LLAMA_PIECE);
-    const char *const fixed[] = {t->peer,   "--host", "127.0.0.1", "-m",  model,     "-np", slots.s, "-c",  context.s,
-                                 "-no-kvu", "-t",     threads.s,   "-tb", threads.s, "-fa", "off",   "-ub", step.s};
-    size_t n = sizeof fixed / sizeof fixed[0], used = 0;
-    const char **argv = calloc(n + t->peer_args.n + 1, sizeof *argv);
+    size_t used = 0;
+    is_line w = {0};
+    is_line_add(&w, t->peer);
+    is_line_option(&w, "--host", "127.0.0.1");
+    is_line_option(&w, "-m", model);
+    is_line_number(&w, "-np", cli->slots);
+    is_line_number(&w, "-c", (uint64_t)t->context * cli->slots);
+    is_line_add(&w, "-no-kvu");
+    is_line_number(&w, "-t", t->threads);
+    is_line_number(&w, "-tb", t->threads);
+    is_line_option(&w, "-fa", "off");
+    is_line_number(&w, "-ub", IS_LLAMA_PIECE);
+    for (size_t i = 0; i < t->peer_args.n; i++) is_line_add(&w, t->peer_args.items[i]);
     FILE *out = open_memstream(&t->peer_command, &used);
-    if (argv == NULL || out == NULL) is_cli_no_memory();
-    memcpy(argv, fixed, sizeof fixed);
-    for (size_t i = 0; i < t->peer_args.n; i++) argv[n++] = t->peer_args.items[i];
-    for (size_t i = 0; i < n; i++) is_bench_put_word(out, argv[i]);
+    if (out == NULL) is_cli_no_memory();
+    for (size_t i = 0; i < w.n; i++) is_line_show(out, w.list[i]);
     (void)fclose(out);
-    is_status status = is_child_start(argv, &t->peer_server, err);
-    free(argv);
     free(model);
-    return status == IS_OK ? is_child_wait(&t->peer_server, "/health", not_interrupted, err) : status;
+    return start(&w, &t->peer_server, "/health", err);
 }
 
 /* ------------------------------------------------------------ measuring */

@@ -83,20 +83,27 @@ static is_status open_journal(is_bench *b, is_error *err)
     return status == IS_OK ? read_notes(b, err) : status;
 }
 
-/* A folder goes on with the data that it was begun with. */
+/* A folder goes on with what it was begun with.  *other: that, where this is something else; else NULL. */
+static is_status check_begun(is_bench *b, const char *name, const char *now, const char **other, is_error *err)
+{
+    const char *begun = json_string_value(json_object_get(b->journal, name));
+    *other = begun != NULL && strcmp(begun, now) != 0 ? begun : NULL;
+    return begun == NULL ? is_bench_note(b, name, json_string(now), err) : IS_OK;
+}
+
 static is_status check_data(is_bench *b, is_error *err)
 {
     uint64_t hash;
     char text[20];
+    const char *other;
     is_status status = hash_file(data_path(b), &hash, err);
     if (status != IS_OK) return status;
     (void)snprintf(text, sizeof text, "%016llx", (unsigned long long)hash);
-    const char *begun = json_string_value(json_object_get(b->journal, "data"));
-    if (begun == NULL) return is_bench_note(b, "data", json_string(text), err);
-    if (strcmp(begun, text) != 0)
+    status = check_begun(b, "data", text, &other, err);
+    if (other != NULL)
         return is_fail(err, IS_EINVAL, "%s was begun with other data than %s; give another --work", b->work,
                        data_path(b));
-    return IS_OK;
+    return status;
 }
 
 is_status is_bench_begin(is_bench *b, is_error *err)
@@ -194,16 +201,15 @@ static void close_store(is_bench *b)
     b->store = NULL;
 }
 
-/* A folder goes on with the search that it was begun with, too. */
 static is_status check_search(is_bench *b, is_error *err)
 {
     const is_embedder *embedder = b->memory->embedder;
     const char *name = embedder != NULL ? is_embedder_name(embedder) : "words";
-    const char *begun = json_string_value(json_object_get(b->journal, "search"));
-    if (begun == NULL) return is_bench_note(b, "search", json_string(name), err);
-    if (strcmp(begun, name) == 0) return IS_OK;
+    const char *other;
+    is_status status = check_begun(b, "search", name, &other, err);
+    if (other == NULL) return status;
     return is_fail(err, IS_EINVAL, "%s was begun with %s for searching, and now it is %s; give another --work", b->work,
-                   begun, name);
+                   other, name);
 }
 
 is_status is_bench_open(is_bench *b, const char *recipe, bool background, is_error *err)

@@ -97,6 +97,8 @@ bool is_cli_read_id(const char *text, int64_t *out);
 /* Opens the store as the options say.  *out: is_close. */
 is_status is_cli_open(const is_cli *cli, unsigned needs, is_memory **out, is_error *err);
 
+/* What an option says, else a variable of the environment that is not empty; NULL: neither. */
+const char *is_cli_given(const char *option, const char *variable);
 /* Where things lie with these options.  free() */
 char *is_cli_store_path(const is_cli *cli);
 char *is_cli_model_path(const is_cli *cli);

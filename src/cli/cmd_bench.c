@@ -54,6 +54,19 @@ bool is_bench_embedded(is_bench *b)
     return false;
 }
 
+is_status is_bench_need_embedding(const is_bench *b, is_error *err)
+{
+    const char *found = NULL;
+    char *path = is_cli_embedding_path(&b->cli);
+    is_status status = is_cli_choose_embedding(&b->cli, path, &found, err);
+    if (status == IS_OK && found == NULL)
+        status =
+            is_fail(err, IS_ENOTFOUND,
+                    "there is no embedding model at %s; run `make setup`, or name one with --embedding-model", path);
+    free(path);
+    return status;
+}
+
 bool is_bench_parse(is_bench *b, const char *name, const char *about, const char *examples, const is_cli_option *own,
                     size_t n_own, int argc, char **argv)
 {
@@ -101,14 +114,6 @@ bool is_bench_numbers(const is_bench *b, const is_cli_list *list, const char *de
         out[(*n)++] = (uint32_t)v;
     }
     return true;
-}
-
-void is_bench_put_word(FILE *to, const char *word)
-{
-    const char *slash = strstr(word, "://") == NULL ? strrchr(word, '/') : NULL;
-    const char *equals = word[0] == '-' ? strchr(word, '=') : NULL; /* --option=/a/b */
-    int kept = slash != NULL && equals != NULL && equals < slash ? (int)(equals + 1 - word) : 0;
-    (void)fprintf(to, " %.*s%s", kept, word, slash != NULL ? slash + 1 : word);
 }
 
 /* ------------------------------------------------------------ numbers */

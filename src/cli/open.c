@@ -47,20 +47,20 @@ static char *setup_model(const char *file)
                          : is_cli_format("%s/.cache/inferscale/models/%s", home(), file);
 }
 
-static const char *given(const char *option, const char *variable)
+const char *is_cli_given(const char *option, const char *variable)
 {
     return option != NULL ? option : environment(variable);
 }
 
 char *is_cli_model_path(const is_cli *cli)
 {
-    const char *named = given(cli->model, "INFERSCALE_MODEL");
+    const char *named = is_cli_given(cli->model, "INFERSCALE_MODEL");
     return named != NULL ? is_cli_format("%s", named) : setup_model(CHAT_MODEL);
 }
 
 char *is_cli_embedding_path(const is_cli *cli)
 {
-    const char *named = given(cli->embedding_model, "INFERSCALE_EMBEDDING_MODEL");
+    const char *named = is_cli_given(cli->embedding_model, "INFERSCALE_EMBEDDING_MODEL");
     return named != NULL ? is_cli_format("%s", named) : setup_model(EMBEDDING_MODEL);
 }
 
@@ -93,7 +93,7 @@ static void on_log(void *user, int level, const char *line)
 is_status is_cli_choose_embedding(const is_cli *cli, const char *path, const char **out, is_error *err)
 {
     *out = path;
-    if (given(cli->embedding_model, "INFERSCALE_EMBEDDING_MODEL") != NULL || access(path, R_OK) == 0)
+    if (is_cli_given(cli->embedding_model, "INFERSCALE_EMBEDDING_MODEL") != NULL || access(path, R_OK) == 0)
         return check_file("embedding model", path, "embedding-model", err);
     *out = NULL;
     is_cli_note(cli, "inferscale: no embedding model at %s: searching by words alone; `make setup` makes it", path);
@@ -111,7 +111,7 @@ is_status is_cli_open(const is_cli *cli, unsigned needs, is_memory **out, is_err
     if (needs & IS_CLI_CHAT && cli->upstreams != NULL) {
         options.upstreams = cli->upstreams;
         options.upstream_model = cli->upstream_model;
-        options.upstream_key = given(cli->upstream_key, IS_CLI_UPSTREAM_KEY);
+        options.upstream_key = is_cli_given(cli->upstream_key, IS_CLI_UPSTREAM_KEY);
     } else if (status == IS_OK && needs & IS_CLI_CHAT) {
         options.model = model;
         status = check_file("chat model", model, "model", err);

@@ -546,8 +546,7 @@ const TILES = {
       note: [`for ${count(row.facts)} facts; encoding takes ${ms(row.ms / row.facts)} a fact, once (${row.recipe})`] };
   },
 };
-TILES["ttft, vLLM"] = TILES.ttft;
-TILES["throughput, vLLM"] = TILES.throughput;
+const tileOf = (step) => TILES[step.name.replace(/, vLLM$/, "")]; // other variants of a step have none
 
 /* ------------------------------------------------------------------------------------------------------------- page */
 
@@ -638,8 +637,8 @@ function start() {
   for (const [i, step] of steps.entries()) {
     $("main").append(section(step, i, first));
     names.push([idOf(step), sectionOf(step.name)[0]]);
-    const tile = TILES[step.name] && attempt(`tile ${step.name}`,
-      () => TILES[step.name](step.result, join("/steps", i, "result")), () => null);
+    const draw = tileOf(step);
+    const tile = draw && attempt(`tile ${step.name}`, () => draw(step.result, join("/steps", i, "result")), () => null);
     if (tile) $("tiles").append(h("a.tile", { href: `#${idOf(step)}` }, h("div.tile-name", null, tile.name),
       h("div.tile-figure", null, tile.figure), h("div.tile-note", null, tile.note)));
   }
