@@ -83,9 +83,9 @@ is 'other data: says so' complains 'was begun with other data'
 rc=$(cat rc.locked)
 is 'in use: exit code' exits 1
 is 'in use: says so' grep -qF 'is in use by another run' out.locked
-bench answers --data "$data" --with-recipe primed:8x9
+bench answers --data "$data" --with-recipe primed:65
 is 'no recipe: exit code' exits 1
-is 'no recipe: says what there is' complains 'primed:NxM'
+is 'no recipe: says what there is' complains 'primed:N+window:W'
 bench answers --data nowhere.json
 is 'no data: exit code' exits 1
 
@@ -131,6 +131,17 @@ is 'fidelity: one full prefill a question' [ "$(find fidelity/reference -type f 
 cp out first
 bench fidelity --data "$data" -k 5 --work fidelity --with-recipe isolated --with-recipe primed:3 --fresh 0 --fresh 5 --json
 is 'fidelity, again: the same' cmp -s first out
+for order in best-first age; do
+    bench fidelity --data "$data" -k 5 --work fidelity --with-recipe isolated --order "$order" --json
+    is "fidelity, $order: said" json 'd["order"] == "'"$order"'" and d["fidelity"][0]["questions"] == 5'
+    python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["fidelity"][0]["nll_full"])' out >"$order"
+done
+bench fidelity --data "$data" -k 5 --work fidelity --with-recipe isolated --json
+python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["fidelity"][0]["nll_full"])' out >best-last
+is 'fidelity, orders: other prompts' [ "$(sort -u best-last best-first age | wc -l)" -eq 3 ]
+bench fidelity --data "$data" --order rank
+is 'fidelity, an order that is none: wrong usage' exits 2
+is 'fidelity, an order that is none: says which there are' complains '--order rank: there are best-last, best-first and age'
 
 # --- all of it ------------------------------------------------------------------------------------------------------
 

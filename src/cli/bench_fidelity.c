@@ -21,6 +21,8 @@ static const struct {
 } places[] = {{"1 to 5", 5}, {"6 to 20", 20}, {"later", UINT32_MAX}, {"not there", 0}};
 #define PLACES (sizeof places / sizeof places[0])
 
+static const char *const orders[] = {"best-last", "best-first", "age"}; /* by is_order */
+
 /* One question's prompt with the gold answer behind it: the tail and all answer tokens but the last. */
 typedef struct scored {
     is_prompt prompt;
@@ -33,7 +35,7 @@ typedef struct scored {
 typedef struct measurement {
     is_bench *b;
     uint32_t k;
-    bool best_first;
+    is_order order;
     const uint32_t *fresh; /* [n_fresh] */
     size_t n_fresh;
     float *full, *injected; /* logits [MAX_ANSWER][n_vocab] */
@@ -55,7 +57,7 @@ static is_status scored_build(const measurement *t, int64_t scope, const is_fact
     const is_message message = {.role = "user", .content = q->question};
     const is_prompt_options options = {.mode = IS_MODE_INJECT,
                                        .fresh = fresh,
-                                       .best_first = t->best_first,
+                                       .order = t->order,
                                        .reserve = MAX_ANSWER,
                                        .messages = &message,
                                        .n_messages = 1};
@@ -95,8 +97,8 @@ static is_status compare(measurement *t, const scored *s, is_bench_sums *out, is
 
 static char *key_of(const measurement *t, const is_bench_question *q, uint32_t fresh)
 {
-    return is_bench_key(t->b, "fidelity", t->b->memory->recipe_name, "k=%u fresh=%u%s %s", t->k, fresh,
-                        t->best_first ? " best first" : "", q->id);
+    return is_bench_key(t->b, "fidelity", t->b->memory->recipe_name, "k=%u fresh=%u %s %s", t->k, fresh,
+                        orders[t->order], q->id);
 }
 
 /* One question under one value of fresh, which is noted. */
@@ -247,6 +249,16 @@ static is_status measure_recipe(measurement *t, const char *recipe, json_t *list
     return status;
 }
 
+static bool take_order(is_bench *b, const char *name, is_order *out)
+{
+    const size_t n = sizeof orders / sizeof orders[0];
+    size_t i = 0;
+    while (i < n && strcmp(orders[i], name) != 0) i++;
+    *out = (is_order)i;
+    if (i == n) (void)is_cli_usage(&b->cli, "--order %s: there are best-last, best-first and age", name);
+    return i < n;
+}
+
 int is_bench_fidelity(int argc, char **argv)
 {
     static const char *const defaults[] = {"isolated", "window:5", IS_RECIPE_DEFAULT};
@@ -255,10 +267,12 @@ int is_bench_fidelity(int argc, char **argv)
     uint32_t k[1] = {0}, fresh[MAX_LIST] = {0};
     size_t n_k, n_fresh;
     measurement t = {.b = &b};
+    const char *order = orders[IS_ORDER_BEST_LAST];
     const is_cli_option own[] = {
         IS_BENCH_WORK(&b),
         IS_BENCH_UNDATED(&b),
-        {"best-first", 0, IS_CLI_FLAG, &t.best_first, 0, 0, NULL, "the best fact first, and not last"},
+        {"order", 0, IS_CLI_TEXT, &order, 0, 0, "ORDER",
+         "of the facts: best-last, as everywhere, best-first, or age, the oldest first"},
     };
     if (!is_bench_parse(
             &b, "fidelity",
@@ -272,6 +286,7 @@ int is_bench_fidelity(int argc, char **argv)
     if (!is_bench_numbers(&b, &b.ks, "50", k, &n_k, 1, IS_MAX_K) ||
         !is_bench_numbers(&b, &b.fresh, "0", fresh, &n_fresh, MAX_LIST, IS_MAX_K))
         return IS_EXIT_USAGE;
+    if (!take_order(&b, order, &t.order)) return IS_EXIT_USAGE;
     is_cli_catch_interrupts();
     json_t *list = json_array();
     t.k = k[0];
@@ -286,7 +301,7 @@ int is_bench_fidelity(int argc, char **argv)
     size_t n = b.recipes.n > 0 ? b.recipes.n : sizeof defaults / sizeof defaults[0];
     for (size_t i = 0; status == IS_OK && i < n; i++) status = measure_recipe(&t, recipes[i], list, &err);
     json_t *root = is_bench_context(&b);
-    is_cli_set(root, "best_first", json_boolean(t.best_first));
+    is_cli_set(root, "order", json_string(orders[t.order]));
     is_cli_set(root, "dates", json_boolean(!b.undated));
     is_cli_set(root, "fidelity", list);
     return is_bench_end(&b, root, status, &err);

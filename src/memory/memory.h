@@ -101,10 +101,13 @@ typedef struct is_prompt {
     char *tool_format;       /* is_prompt_parts.tool_format */
 } is_prompt;
 
+/* Of the facts in a prompt; the benchmarks compare the first with the others. */
+typedef enum is_order { IS_ORDER_BEST_LAST, IS_ORDER_BEST_FIRST, IS_ORDER_AGE } is_order;
+
 typedef struct is_prompt_options {
     is_mode mode;
     uint32_t fresh;
-    bool best_first;  /* the facts in order of rank, which the benchmarks compare with the reverse */
+    is_order order;
     uint32_t reserve; /* tokens of the context that are kept for the answer */
     const is_message *messages;
     size_t n_messages;

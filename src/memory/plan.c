@@ -172,42 +172,66 @@ static is_status fact_segment(is_memory *memory, const is_fact *fact, const is_c
     return status;
 }
 
-/* The facts' segments, from the best on until the context is full: lines[i] is fact i's. */
-static is_status lay_facts(is_memory *memory, const is_fact_list *facts, uint32_t room, is_segment *lines, is_prompt *p,
+/* A fact's segment, and what its place in the prompt depends on. */
+typedef struct line {
+    is_segment segment;
+    int64_t fact;
+    uint32_t rank; /* from 0, the best */
+} line;
+
+/* The facts' lines, from the best on until the context is full. */
+static is_status lay_facts(is_memory *memory, const is_fact_list *facts, uint32_t room, line *lines, is_prompt *p,
                            is_error *err)
 {
     uint32_t used = 0;
-    for (size_t i = 0; i < facts->n; i++) {
+    for (uint32_t i = 0; i < facts->n; i++) {
         const is_chunk *chunk = p->pins == NULL || p->pins[i + 1] == NULL ? NULL : is_pin_chunk(p->pins[i + 1]);
-        is_status status = fact_segment(memory, &facts->facts[i], chunk, &lines[i], p, err);
+        lines[i] = (line){.fact = facts->facts[i].id, .rank = i};
+        is_status status = fact_segment(memory, &facts->facts[i], chunk, &lines[i].segment, p, err);
         if (status != IS_OK) return status;
-        if (lines[i].n_tokens > room - used) {
+        if (lines[i].segment.n_tokens > room - used) {
             p->dropped = (uint32_t)(facts->n - i);
             return IS_OK;
         }
-        used += lines[i].n_tokens;
+        used += lines[i].segment.n_tokens;
         p->n_facts++;
     }
     return IS_OK;
 }
 
-/* Header, chunks in reverse rank, the rest in reverse rank, tail. */
-static void order_segments(is_memory *memory, const is_segment *lines, const is_prompt_options *options,
+static int by_age(const void *a, const void *b)
+{
+    const line *x = a, *y = b;
+    return (x->fact > y->fact) - (x->fact < y->fact);
+}
+
+static int best_first(const void *a, const void *b)
+{
+    const line *x = a, *y = b;
+    return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+static int best_last(const void *a, const void *b)
+{
+    return best_first(b, a);
+}
+
+/* Header, chunks in order, the rest in order, tail. */
+static void order_segments(is_memory *memory, line *lines, const is_prompt_options *options,
                            const is_prompt_parts *parts, is_prompt *p)
 {
-    const uint32_t fresh = options->fresh;
+    static int (*const orders[])(const void *, const void *) = {best_last, best_first, by_age};
     is_segment *at = p->segments;
     const is_chunk *header = p->pins == NULL || p->pins[0] == NULL ? NULL : is_pin_chunk(p->pins[0]);
     *at++ = parts->header == NULL ? (is_segment){memory->header, memory->n_header, header}
                                   : (is_segment){parts->header, (uint32_t)parts->n_header, NULL};
-    for (uint32_t n = p->n_facts, at_rank = 0; at_rank < n; at_rank++) {
-        uint32_t i = options->best_first ? at_rank : n - 1 - at_rank;
-        if (lines[i].chunk != NULL && i >= fresh) *at++ = lines[i];
+    qsort(lines, p->n_facts, sizeof *lines, orders[options->order]);
+    for (uint32_t i = 0; i < p->n_facts; i++) {
+        if (lines[i].rank < options->fresh) lines[i].segment.chunk = NULL;
+        if (lines[i].segment.chunk != NULL) *at++ = lines[i].segment;
     }
-    for (uint32_t n = p->n_facts, at_rank = 0; at_rank < n; at_rank++) {
-        uint32_t i = options->best_first ? at_rank : n - 1 - at_rank;
-        if (lines[i].chunk == NULL || i < fresh) *at++ = (is_segment){lines[i].tokens, lines[i].n_tokens, NULL};
-    }
+    for (uint32_t i = 0; i < p->n_facts; i++)
+        if (lines[i].segment.chunk == NULL) *at++ = lines[i].segment;
     for (size_t i = 0; i < p->history.n; i++) *at++ = p->history.segments[i];
     *at++ = (is_segment){parts->tail + p->history.n_tokens, (uint32_t)parts->n_tail - p->history.n_tokens, NULL};
     p->plan.segments = p->segments;
@@ -222,7 +246,7 @@ is_status is_prompt_build(is_memory *memory, int64_t scope, const is_fact_list *
     bool memories = options->mode != IS_MODE_OFF;
     if (!memories) facts = &none;
     memset(prompt, 0, sizeof *prompt);
-    is_segment *lines = calloc(facts->n + 1, sizeof *lines);
+    line *lines = calloc(facts->n + 1, sizeof *lines);
     is_status status = lines == NULL ? is_fail(err, IS_ENOMEM, "no memory for the prompt") : IS_OK;
     if (status == IS_OK) status = render(memory, memories, options, &parts, err);
     prompt->tool_format = parts.tool_format;
