@@ -149,7 +149,7 @@ static void close_bench(bench *b)
 static int store(bench *b, side *s, const char *key, uint32_t begin, uint32_t n, char *text)
 {
     folder_make(s->folder, key);
-    return is_connector_store(s->connector, key, "isolated", 0, 1, b->tokens, begin, n, b->blocks, BLOCKS, text);
+    return is_connector_store(s->connector, key, "isolated", b->tokens, begin, n, b->blocks, BLOCKS, text);
 }
 
 static void store_both(bench *b, const char *key, uint32_t begin, uint32_t n)

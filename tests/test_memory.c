@@ -8,7 +8,6 @@
 #include <math.h>
 
 #include "kv/hash.h"
-#include "kv/mean.h"
 
 static is_answer *ask(is_memory *m, const is_scope *scope, const char *question, is_mode mode, uint32_t k,
                       uint32_t fresh)
@@ -352,113 +351,14 @@ static void test_lines_that_do_not_fit(void **state)
     is_close(m);
 }
 
-/* What the engine makes of a fact behind these others. */
-static is_chunk encode_behind(is_memory *m, int64_t fact, const int64_t *others, size_t n)
-{
-    is_error err = {0};
-    is_fact_list *list;
-    is_chunk chunk;
-    int32_t *tokens;
-    uint32_t length;
-    int32_t *prefix = prefix_of(m, others, n, &length);
-    is_encode_target target = {.shares = 1};
-    check(is_get(m, &NORA, &fact, 1, &list, &err), &err);
-    check(is_fact_tokens(m, &list->facts[0], &tokens, &target.n_tokens, target.text, &err), &err);
-    target.tokens = tokens;
-    is_encode_job job = {.prefix = prefix, .n_prefix = length, .recipe = "a share", .targets = &target, .n_targets = 1};
-    check(m->engine->ops->encode(m->engine, &job, &err), &err);
-    check(is_chunk_open(&chunk, target.bytes, target.size, IS_CHUNK_CHECK_PAYLOAD, &err), &err);
-    is_fact_list_free(list);
-    free(tokens);
-    free(prefix);
-    return chunk;
-}
-
-static double furthest(const is_layout *layout, const is_chunk *a, const is_chunk *b)
-{
-    double most = 0;
-    for (uint32_t l = 0; l < layout->n_layers; l++) {
-        is_chunk_rows x = is_chunk_layer(a, l), y = is_chunk_layer(b, l);
-        for (size_t i = 0; i < x.n * x.v_row / 2; i++) {
-            double apart = (double)is_f16_to_f32(((const uint16_t *)(const void *)x.v)[i]) -
-                           (double)is_f16_to_f32(((const uint16_t *)(const void *)y.v)[i]);
-            if (fabs(apart) > most) most = fabs(apart);
-        }
-    }
-    return most;
-}
-
-/* primed:2x3 is the mean of three chunks, but where the fact itself stands in one of the primers, of two. */
-static void test_a_chunk_is_the_mean_over_primers(void **state)
-{
-    (void)state;
-    is_options o = plain_options();
-    o.recipe = "primed:2x3";
-    is_memory *m = open_with(&o);
-    is_error err = {0};
-    int64_t f[N_TEXTS], scope;
-    add(m, &NORA, 0, N_TEXTS, f);
-    encode(m);
-    /* Six lines over the oldest eight: those at 8 * (2i + 1) / 12. */
-    const int64_t primers[3][2] = {{f[0], f[4]}, {f[2], f[6]}, {f[3], f[7]}};
-    const is_layout *layout = m->engine->ops->layout(m->engine);
-    check(is_memory_scope(m, &NORA, false, &scope, &err), &err);
-    for (size_t at = 4; at < 6; at++) { /* f[4] stands in the first of them, f[5] in none */
-        is_mean *sum = NULL;
-        is_chunk mean, one = {0};
-        is_pin *pin;
-        void *bytes;
-        size_t size, refused;
-        for (size_t j = at == 4; j < 3; j++) {
-            is_chunk chunk = encode_behind(m, f[at], primers[j], 2);
-            check(is_mean_add(&sum, layout, &chunk, &err), &err);
-            free((void *)(uintptr_t)one.bytes);
-            one = chunk;
-        }
-        check(is_mean_end(sum, &bytes, &size, &err), &err);
-        check(is_chunk_open(&mean, bytes, size, IS_CHUNK_CHECK_PAYLOAD, &err), &err);
-        check(is_store_pin(m->store, scope, &f[at], 1, &m->key, &pin, &refused, &err), &err);
-        assert_behind(m, f[at], primers[at == 4], 2);
-        /* Batches of other sizes round otherwise; the mean is still far nearer than one of its shares. */
-        double apart = furthest(layout, is_pin_chunk(pin), &mean), from_one = furthest(layout, is_pin_chunk(pin), &one);
-        if (apart > 0.3 || apart > from_one / 5) fail_msg("%g from the mean, %g from a share", apart, from_one);
-        is_store_unpin(m->store, &pin, 1);
-        free(bytes);
-        free((void *)(uintptr_t)one.bytes);
-    }
-    size_t n;
-    check(is_forget(m, &NORA, &f[7], 1, &n, &err), &err); /* it stands in front of all but itself */
-    assert_int_equal(count_state(m, &NORA, IS_FACT_READY), 1);
-    encode(m);
-    assert_int_equal(count_state(m, &NORA, IS_FACT_READY), N_TEXTS - 1);
-    is_close(m);
-}
-
 static void test_names_of_recipes(void **state)
 {
     (void)state;
-    static const char *const good[] = {"isolated",         "window:1",    "window:200", "primed:0",
-                                       "primed:64",        "primed:16x4", "primed:8x8", "primed:8x2+window:5",
-                                       "primed:0+window:3"};
-    static const char *const bad[] = {"",
-                                      "primed",
-                                      "primed:",
-                                      "primed:65",
-                                      "primed:x4",
-                                      "primed:8x",
-                                      "primed:8x0",
-                                      "primed:0x2",
-                                      "primed:16x5",
-                                      "primed:8x9",
-                                      "primed:8x2x2",
-                                      "primed:8+",
-                                      "primed:8+x2",
-                                      "primed:8 ",
-                                      "primed:8+window:",
-                                      "window:0",
-                                      "window:201",
-                                      "window:2+primed:8",
-                                      "primed:-1"};
+    static const char *const good[] = {"isolated",  "window:1",          "window:200",       "primed:0",
+                                       "primed:64", "primed:8+window:5", "primed:0+window:3"};
+    static const char *const bad[] = {
+        "",          "primed",           "primed:",  "primed:65",  "primed:8x2",        "primed:8+",
+        "primed:8 ", "primed:8+window:", "window:0", "window:201", "window:2+primed:8", "primed:-1"};
     is_recipe recipe;
     is_error err;
     char name[IS_RECIPE_MAX];
@@ -469,9 +369,6 @@ static void test_names_of_recipes(void **state)
     }
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         assert_int_equal(is_recipe_parse(bad[i], &recipe, &err), IS_EINVAL);
-    assert_int_equal(is_recipe_parse("primed:8x1", &recipe, &err), IS_OK);
-    is_recipe_name(&recipe, name);
-    assert_string_equal(name, "primed:8");
 }
 
 static void test_window_recipe_uses_the_turns(void **state)
@@ -843,7 +740,6 @@ int main(void)
         WITH_FOLDER(test_recipe_and_header_put_old_chunks_out_of_use),
         WITH_FOLDER(test_primers_grow_with_the_scope),
         WITH_FOLDER(test_lines_that_do_not_fit),
-        WITH_FOLDER(test_a_chunk_is_the_mean_over_primers),
         cmocka_unit_test(test_names_of_recipes),
         WITH_FOLDER(test_window_recipe_uses_the_turns),
         WITH_FOLDER(test_without_models),

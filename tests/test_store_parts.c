@@ -245,40 +245,6 @@ static void verify_reads_the_parts(void **state)
     assert_false(there(w, other, ""));
 }
 
-/* A worker has the shares of a mean beside its part until it takes the mean, and one that comes late stays there. */
-static void shares_beside_the_parts_are_no_damage(void **state)
-{
-    world *w = *state;
-    int64_t key = 0;
-    size_t size = 0, refused = 0;
-    is_verify_report report;
-    void *bytes = fixture_chunk(w->ids[0], TOKENS, 3, &w->key, &size);
-    assert_int_equal(is_store_new_key(w->store, &key, &w->err), IS_OK);
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(write_part(w, key, i == 0 ? "0of2.0" : "1of2.0", bytes, size), 0);
-        assert_int_equal(write_part(w, key, i == 0 ? "0of2.1" : "1of2.1", "cut short", 9), 0);
-    }
-    assert_int_equal(is_store_verify(w->store, true, NULL, NULL, &report, &w->err), IS_OK);
-    assert_int_equal(report.files_orphaned, 0);
-    assert_int_equal(put_stub(w, key, w->ids[0]), IS_EIO); /* they are not the chunk */
-    is_store_drop_key(w->store, key);
-    assert_false(there(w, key, ""));
-
-    key = put_whole(w, w->ids[0]);
-    assert_int_equal(write_part(w, key, "0of2.0", bytes, size), 0);
-    assert_int_equal(write_part(w, key, "0of2.1", "cut short", 9), 0);
-    free(bytes);
-    assert_int_equal(is_store_verify(w->store, true, NULL, NULL, &report, &w->err), IS_OK);
-    assert_int_equal(report.chunks_checked, 1);
-    assert_int_equal(report.chunks_bad + report.files_orphaned, 0);
-    reopen(w);
-    assert_int_equal(pinned_key(w, w->ids[0], &refused), key);
-    assert_int_equal(refused, 0);
-    assert_true(there(w, key, "0of2.1"));
-    assert_int_equal(is_store_forget(w->store, w->scope, &w->ids[0], 1, NULL, &w->err), IS_OK);
-    assert_false(there(w, key, ""));
-}
-
 /* A stub's file under another number would be injected as another fact. */
 static void a_stub_of_another_key_is_refused(void **state)
 {
@@ -308,7 +274,6 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_removal_that_was_cut_short_is_ended, setup, teardown),
         cmocka_unit_test_setup_teardown(a_missing_part_drops_the_chunk, setup, teardown),
         cmocka_unit_test_setup_teardown(verify_reads_the_parts, setup, teardown),
-        cmocka_unit_test_setup_teardown(shares_beside_the_parts_are_no_damage, setup, teardown),
         cmocka_unit_test_setup_teardown(a_stub_of_another_key_is_refused, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

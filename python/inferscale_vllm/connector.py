@@ -4,8 +4,7 @@ A request says in kv_transfer_params["inferscale"] what it wants:
   inject: {"keys": "<16 hexadecimal digits a chunk, one behind the other>", "lengths": [tokens of each chunk]}
           the prompt begins with these chunks; it needs a cache_salt of its own scope and chunks
   encode: {"key": "<16 digits>", "begin": first token, "tokens": how many, "recipe": "primed:8"}
-          keep these tokens' KV as a chunk, in the folder that was made for it; with "share" and "shares" they are the
-          share-th, from 0, of so many of the same key and tokens behind other prefixes, and the chunk is their mean
+          keep these tokens' KV as a chunk, in the folder that was made for it
   describe: true
           the response's kv_transfer_params say what a planner of prompts must know, see describe.py
 
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.inferscale")
 
 KEY_DIGITS = 16
-MAX_SHARES = 8  # of a chunk, see connector.h
 
 
 @dataclass
@@ -59,12 +57,10 @@ class Load:
 
 @dataclass
 class Store:
-    """Tokens [begin, begin + n) of a prompt as a chunk, or as a share of one, after the forward pass."""
+    """Tokens [begin, begin + n) of a prompt as a chunk, after the forward pass."""
 
     key: bytes
     recipe: str
-    share: int
-    shares: int
     tokens: array
     blocks: array
     begin: int
@@ -104,10 +100,7 @@ class Wish:
             key, begin, n = encode["key"].encode(), int(encode["begin"]), int(encode["tokens"])
             if len(key) != KEY_DIGITS or begin < 0 or n < 1 or begin + n > len(self.tokens):
                 raise ValueError("encode needs a key, and tokens that the prompt has")
-            share, shares = int(encode.get("share", 0)), int(encode.get("shares", 1))
-            if not 1 <= shares <= MAX_SHARES or not 0 <= share < shares:
-                raise ValueError(f"encode can have a share from 0 on of 1 to {MAX_SHARES}")
-            self.encode = (key, begin, n, str(encode.get("recipe", "")), share, shares)
+            self.encode = (key, begin, n, str(encode.get("recipe", "")))
 
 
 class InferScaleConnector(KVConnectorBase_V1):
@@ -173,13 +166,13 @@ class InferScaleConnector(KVConnectorBase_V1):
             scheduled = scheduler_output.num_scheduled_tokens.get(request_id, 0)
             if wish is None or wish.encode is None or scheduled == 0:
                 continue
-            key, begin, n, recipe, share, shares = wish.encode
+            key, begin, n, recipe = wish.encode
             computed, end = wish.request.num_computed_tokens, begin + n
             # Once, and again when they are computed again: after a failed load, or a preemption.
             if computed + scheduled >= end and (not wish.stored or computed < end):
                 wish.stored = True
                 blocks = array("I", self._kv_cache_manager.get_block_ids(request_id)[0])
-                meta.stores.append(Store(key, recipe, share, shares, wish.tokens, blocks, begin, n))
+                meta.stores.append(Store(key, recipe, wish.tokens, blocks, begin, n))
         return meta
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:

@@ -1,6 +1,6 @@
 """What a planner of prompts must know of this engine: its model, its cache, and the tokens that are no text."""
 
-VERSION = 2
+VERSION = 3
 MAX_MARKS = 8
 
 

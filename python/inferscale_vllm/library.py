@@ -32,7 +32,7 @@ class Library:
         so.is_connector_close.restype = None
         so.is_connector_cache.argtypes = [p, u32, p, u64, u32, u32, p, p, u64, text]
         so.is_connector_load.argtypes = [p, text, p, u32, p, u32, p, u32, u32, u32, ctypes.POINTER(u32), text]
-        so.is_connector_store.argtypes = [p, text, text, u32, u32, p, u32, u32, p, u32, text]
+        so.is_connector_store.argtypes = [p, text, text, p, u32, u32, p, u32, text]
         so.is_connector_ready.argtypes = [text, u32, text, u32]
         so.is_connector_ready.restype = u32
         so.is_connector_rotate.argtypes = [p, p, u32, i64, text]
@@ -82,8 +82,8 @@ class Handle:
 
     def store(self, store, blocks: array | None = None):
         blocks = store.blocks if blocks is None else blocks
-        self._check(self._so.is_connector_store(self._handle, store.key, store.recipe.encode(), store.share, store.shares, pointer(store.tokens),
-                                                store.begin, store.n, pointer(blocks), len(blocks), self._text))
+        self._check(self._so.is_connector_store(self._handle, store.key, store.recipe.encode(), pointer(store.tokens), store.begin, store.n,
+                                                pointer(blocks), len(blocks), self._text))
 
     def rotate(self, address: int, n: int, shift: int):
         """[n][width] f32 rows at this address, in place."""

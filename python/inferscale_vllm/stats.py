@@ -11,8 +11,8 @@ COUNTERS = {
     "inject_seconds": "Seconds that workers spent injecting.",
     "failed_loads": "Loads of which a worker could not inject all.",
     "failed_load_tokens": "Tokens that these loads left to be computed.",
-    "stored_chunks": "Chunks, or shares of a mean, that were kept.",
-    "failed_stores": "Chunks, or shares of a mean, that a worker could not keep.",
+    "stored_chunks": "Chunks that were kept.",
+    "failed_stores": "Chunks that a worker could not keep.",
 }
 
 

@@ -9,9 +9,6 @@
  * forget the chunk: a part is written only into a folder that is there, so one that comes late is not kept, and what is
  * in memory of a chunk whose part is gone is wiped within some seconds.
  *
- * A chunk may be the mean over several prefixes.  Then each of these is stored as a share of it, RofW.S in the same
- * folder, in any order; the part RofW is made when all its shares are there, which are removed then.
- *
  * Functions return is_status as an int, IS_OK is 0; `text` [IS_CONNECTOR_TEXT] then says what is wrong and how to mend
  * it.  A connector is used by one thread at a time, beside its own.
  */
@@ -20,9 +17,8 @@
 
 #include <stdint.h>
 
-#define IS_CONNECTOR_KEY    16 /* digits of a key; keys in a row follow one another without anything between */
-#define IS_CONNECTOR_TEXT   1024
-#define IS_CONNECTOR_SHARES 8 /* of a chunk, at most */
+#define IS_CONNECTOR_KEY  16 /* digits of a key; keys in a row follow one another without anything between */
+#define IS_CONNECTOR_TEXT 1024
 
 /* Nothing else is exported. */
 #pragma GCC visibility push(default)
@@ -87,17 +83,10 @@ int is_connector_start(is_connector *connector, char *text);
  */
 int is_connector_wait(is_connector *connector, uint32_t layer, char *text);
 
-/*
- * Keeps tokens [begin, begin + n) of a sequence as the chunk `key`, into the folder that was made for it; recipe is
- * written into the chunk.
- *   share, shares  0 and 1; or these rows are the share-th, from 0, of so many of the same key and tokens, and the
- * chunk is their mean, at the place of the first share A share that comes again replaces the file; behind the mean it
- * begins another one.  When a share turns out to be broken its file is removed and the chunk is not made: that share,
- * or all of them, must come again.
- */
-int is_connector_store(is_connector *connector, const char *key, const char *recipe, uint32_t share, uint32_t shares,
-                       const int32_t *tokens, uint32_t begin, uint32_t n, const uint32_t *blocks, uint32_t n_blocks,
-                       char *text);
+/* Keeps tokens [begin, begin + n) of a sequence as the chunk `key`, into the folder that was made for it; recipe is
+ * written into the chunk. */
+int is_connector_store(is_connector *connector, const char *key, const char *recipe, const int32_t *tokens,
+                       uint32_t begin, uint32_t n, const uint32_t *blocks, uint32_t n_blocks, char *text);
 
 /* How many of the chunks, from the first on, are ready in the folder.  For the scheduler, which has no cache. */
 uint32_t is_connector_ready(const char *folder, uint32_t world, const char *keys, uint32_t n);

@@ -92,20 +92,13 @@ typedef struct is_score {
     float *logits;
 } is_score;
 
-/*
- * One encode job: targets are encoded each behind the same prefix; they do not see one another.
- *
- * A chunk may be the mean over several prefixes.  Then there is a job for each of these, which brings a share.  An
- * engine that hands out rows leaves the mean to its caller (kv/mean.h); the workers of a remote one take it themselves
- * when all shares are there, and each share brings a stub.
- */
+/* One encode job: targets are encoded each behind the same prefix; they do not see one another. */
 typedef struct is_encode_target {
     const int32_t *tokens;
     uint32_t n_tokens;
-    uint8_t text[16];       /* is_chunk_info.text */
-    int64_t key;            /* where the engine is remote: is_store_new_key */
-    uint32_t share, shares; /* this is the share-th, from 0, of so many, at least 1; see is_encode_job */
-    void *bytes;            /* out: a sealed chunk in aligned memory, free(); NULL on failure */
+    uint8_t text[16]; /* is_chunk_info.text */
+    int64_t key;      /* where the engine is remote: is_store_new_key */
+    void *bytes;      /* out: a sealed chunk in aligned memory, free(); NULL on failure */
     size_t size;
 } is_encode_target;
 

@@ -18,8 +18,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "../kv/mean.h"
-
 #define PAGE    64  /* facts looked up at a time   */
 #define JOB     32  /* facts of one engine job     */
 #define WAIT_MS 200 /* between two reports of one who waits */
@@ -28,8 +26,8 @@
 
 #define MOST_WAIT_S 60 /* of the worker after failures */
 
-#define MOST_PRIMERS (IS_RECIPE_MAX_TIMES > 2 ? IS_RECIPE_MAX_TIMES : 2)
-#define MOST_LINES   (2 * IS_RECIPE_MAX_PRIMER) /* of all primers of a scope */
+#define MOST_PRIMERS 2
+#define MOST_LINES   IS_RECIPE_MAX_PRIMER /* of a primer */
 
 /* What stands before a fact. */
 typedef struct prefix {
@@ -39,11 +37,11 @@ typedef struct prefix {
     size_t n_deps;
 } prefix;
 
-/* The prefixes that a scope's facts share, without windows. */
+/* The prefixes that a scope's facts share, without windows: each is encoded behind the first that it does not stand in
+ * itself. */
 typedef struct primers {
     prefix prefixes[MOST_PRIMERS];
     uint32_t n;
-    uint32_t times;    /* how many of them a fact is encoded behind: the first that it does not stand in itself */
     is_fact_list *few; /* the oldest facts of a scope that has few, where each has a prefix of its own; else NULL */
     int64_t renew;     /* a chunk with no fact from this id on in front of it is of a smaller scope; 0: none is */
 } primers;
@@ -191,8 +189,8 @@ static is_status renew_of_few(is_memory *memory, primers *p, is_error *err)
 static is_status spread(is_memory *memory, int64_t scope, uint64_t basis, uint32_t lines_of_one, primers *p,
                         bool *whole, is_error *err)
 {
-    uint64_t ranks[MOST_LINES];
-    int64_t ids[MOST_LINES];
+    uint64_t ranks[MOST_PRIMERS * MOST_LINES];
+    int64_t ids[MOST_PRIMERS * MOST_LINES];
     const size_t lines = (size_t)p->n * lines_of_one;
     is_fact_list *facts = NULL;
     *whole = true;
@@ -222,7 +220,7 @@ static is_status primers_read(is_memory *memory, int64_t scope, primers *out, is
     const is_recipe *recipe = &memory->recipe;
     uint64_t facts = 0, basis = 1;
     bool whole = false;
-    *out = (primers){.n = 1, .times = 1};
+    *out = (primers){.n = 1};
     is_status status = recipe->primer > 0 ? is_store_count_facts(memory->store, scope, &facts, err) : IS_OK;
     while (basis <= facts / 2) basis *= 2;
     if (status != IS_OK || recipe->primer == 0)
@@ -234,9 +232,7 @@ static is_status primers_read(is_memory *memory, int64_t scope, primers *out, is
     uint64_t lines = recipe->primer < basis / 2 ? recipe->primer : basis / 2;
     for (; status == IS_OK && !whole && lines > 0; lines /= 2) {
         primers_free(out);
-        uint64_t most = basis / lines;
-        out->times = recipe->times < most ? recipe->times : (uint32_t)most;
-        out->n = out->times < 2 ? 2 : out->times;
+        out->n = 2;
         status = spread(memory, scope, basis, (uint32_t)lines, out, &whole, err);
     }
     return status;
@@ -249,35 +245,26 @@ void is_forget_prefixes(is_memory *m, int64_t scope)
 
 /* ------------------------------------------------------------ one job */
 
-/* A fact that is being encoded. */
-typedef struct item {
-    int64_t id;
-    is_encode_target target; /* tokens, text, key; in the end the chunk */
-    uint32_t uses;           /* a bit for each prefix it is encoded behind */
-    uint32_t shares;         /* how many these are */
-    is_mean *mean;           /* of more than one */
-} item;
-
+/* Facts that are being encoded behind one prefix. */
 typedef struct batch {
-    item items[JOB];
+    int64_t ids[JOB];
+    is_encode_target targets[JOB]; /* tokens, text, key; in the end the chunk */
     size_t n;
 } batch;
 
 static void batch_clear(batch *b)
 {
     for (size_t i = 0; i < b->n; i++) {
-        free((int32_t *)(uintptr_t)b->items[i].target.tokens);
-        free(b->items[i].target.bytes);
-        is_mean_free(b->items[i].mean);
+        free((int32_t *)(uintptr_t)b->targets[i].tokens);
+        free(b->targets[i].bytes);
     }
     b->n = 0;
 }
 
-/* Shows that `more` facts are all but done. */
-static is_status show(const encode_run *run, uint64_t more, is_error *err)
+/* Shows how far it is. */
+static is_status show(const encode_run *run, is_error *err)
 {
-    uint64_t at = run->done + more;
-    if (run->progress != NULL && !run->progress(run->user, at < run->total ? at : run->total, run->total))
+    if (run->progress != NULL && !run->progress(run->user, run->done, run->total))
         return is_fail(err, IS_ECANCELED, "encoding was stopped after %llu facts; the rest stays pending",
                        (unsigned long long)run->done);
     if (run->memory->closing) return is_fail(err, IS_ECANCELED, "the memory is being closed");
@@ -288,7 +275,7 @@ static is_status tick(encode_run *run, uint64_t n, is_error *err)
 {
     run->done += n;
     if (run->done > run->total) run->total = run->done; /* facts were added meanwhile */
-    return show(run, 0, err);
+    return show(run, err);
 }
 
 void is_set_on_encoded(is_memory *memory, is_encoded_fn fn, void *user)
@@ -307,11 +294,11 @@ static void tell_encoded(is_memory *m, uint32_t facts, double ms)
 }
 
 /* A key for each target, where the engine needs one. */
-static is_status new_keys(is_memory *m, is_encode_target *const *targets, size_t n, is_error *err)
+static is_status new_keys(is_memory *m, is_encode_target *targets, size_t n, is_error *err)
 {
     is_status status = IS_OK;
     for (size_t i = 0; m->engine->ops->remote && i < n && status == IS_OK; i++)
-        status = is_store_new_key(m->store, &targets[i]->key, err);
+        status = is_store_new_key(m->store, &targets[i].key, err);
     return status;
 }
 
@@ -321,74 +308,12 @@ static void drop_key(is_memory *m, const is_encode_target *target)
     if (m->engine->ops->remote && target->key != 0) is_store_drop_key(m->store, target->key);
 }
 
-/* Takes over what came back for one share: the chunk itself, a part of the mean, or a stub, which is the same each
- * time. */
-static is_status take_share(is_memory *m, item *it, is_encode_target *made, is_error *err)
+static is_status put_target(is_memory *m, int64_t scope, const prefix *p, int64_t fact, const is_encode_target *target,
+                            is_error *err)
 {
-    is_chunk chunk;
-    is_status status = IS_OK;
-    if (it->shares == 1 || (m->engine->ops->remote && it->target.bytes == NULL)) {
-        it->target.bytes = made->bytes;
-        it->target.size = made->size;
-        made->bytes = NULL;
-    } else if (!m->engine->ops->remote) {
-        status = is_chunk_open(&chunk, made->bytes, made->size, IS_CHUNK_CHECK_HEADER, err);
-        if (status == IS_OK) status = is_mean_add(&it->mean, m->engine->ops->layout(m->engine), &chunk, err);
-    }
-    free(made->bytes);
-    made->bytes = NULL;
-    return status;
-}
-
-static bool uses(const item *it, uint32_t j)
-{
-    return (it->uses >> j & 1) != 0;
-}
-
-/* The batch's facts that are encoded behind prefix j. */
-static is_status encode_behind(is_memory *m, int64_t scope, const prefix *p, uint32_t j, batch *b, is_error *err)
-{
-    is_encode_target targets[JOB];
-    item *of[JOB];
-    size_t n = 0;
-    for (size_t i = 0; i < b->n; i++) {
-        item *it = &b->items[i];
-        if (!uses(it, j)) continue;
-        targets[n] = it->target;
-        targets[n].bytes = NULL;
-        targets[n].shares = it->shares;
-        targets[n].share = (uint32_t)__builtin_popcount(it->uses & ((1u << j) - 1));
-        of[n++] = it;
-    }
-    if (n == 0) return IS_OK;
-    is_encode_job job = {.prefix = p->tokens,
-                         .n_prefix = p->n,
-                         .recipe = m->recipe_name,
-                         .scope = (uint64_t)scope,
-                         .cancel = &m->closing,
-                         .targets = targets,
-                         .n_targets = n};
-    is_status status = m->engine->ops->encode(m->engine, &job, err);
-    for (size_t i = 0; status == IS_OK && i < n; i++) status = take_share(m, of[i], &targets[i], err);
-    for (size_t i = 0; i < n; i++) free(targets[i].bytes);
-    return status;
-}
-
-static is_status put_item(is_memory *m, int64_t scope, const prefix *prefixes, uint32_t n, item *it, is_error *err)
-{
-    int64_t deps[MOST_PRIMERS * MOST_LINES];
-    size_t n_deps = 0;
-    is_status status = IS_OK;
-    for (uint32_t j = 0; j < n; j++)
-        for (size_t i = 0; uses(it, j) && i < prefixes[j].n_deps; i++) deps[n_deps++] = prefixes[j].deps[i];
-    if (it->mean != NULL) {
-        status = is_mean_end(it->mean, &it->target.bytes, &it->target.size, err);
-        it->mean = NULL;
-    }
     is_error why = {0};
-    if (status != IS_OK) return status;
-    status =
-        is_store_put_chunk(m->store, scope, it->id, &m->key, it->target.bytes, it->target.size, deps, n_deps, &why);
+    is_status status =
+        is_store_put_chunk(m->store, scope, fact, &m->key, target->bytes, target->size, p->deps, p->n_deps, &why);
     if (status == IS_ENOTFOUND) {
         /* What was forgotten meanwhile may be of a primer that the engine has kept since. */
         is_forget_prefixes(m, scope);
@@ -398,74 +323,78 @@ static is_status put_item(is_memory *m, int64_t scope, const prefix *prefixes, u
     return status;
 }
 
-/* Encodes the batch's facts, each behind those of the prefixes that it uses, and stores their chunks. */
-static is_status batch_run(encode_run *run, int64_t scope, const prefix *prefixes, uint32_t n_prefixes, batch *b,
-                           is_error *err)
+/* Encodes the batch's facts behind the prefix, and stores their chunks. */
+static is_status batch_run(encode_run *run, int64_t scope, const prefix *p, batch *b, is_error *err)
 {
     is_memory *m = run->memory;
-    is_encode_target *targets[JOB];
     size_t n = b->n;
     if (n == 0) return IS_OK;
-    for (size_t i = 0; i < n; i++) targets[i] = &b->items[i].target;
+    is_encode_job job = {.prefix = p->tokens,
+                         .n_prefix = p->n,
+                         .recipe = m->recipe_name,
+                         .scope = (uint64_t)scope,
+                         .cancel = &m->closing,
+                         .targets = b->targets,
+                         .n_targets = n};
     double begin = is_now_ms();
-    is_status status = new_keys(m, targets, n, err);
-    for (uint32_t j = 0; status == IS_OK && j < n_prefixes; j++) {
-        status = encode_behind(m, scope, &prefixes[j], j, b, err);
-        if (status == IS_OK && j + 1 < n_prefixes) status = show(run, n * (j + 1) / n_prefixes, err);
-    }
+    is_status status = new_keys(m, b->targets, n, err);
+    if (status == IS_OK) status = m->engine->ops->encode(m->engine, &job, err);
     if (status == IS_OK) tell_encoded(m, (uint32_t)n, is_now_ms() - begin);
-    for (size_t i = 0; status == IS_OK && i < n; i++)
-        status = put_item(m, scope, prefixes, n_prefixes, &b->items[i], err);
-    for (size_t i = 0; i < n; i++) drop_key(m, targets[i]);
+    for (size_t i = 0; status == IS_OK && i < n; i++) status = put_target(m, scope, p, b->ids[i], &b->targets[i], err);
+    for (size_t i = 0; i < n; i++) drop_key(m, &b->targets[i]);
     batch_clear(b);
     return status == IS_OK ? tick(run, n, err) : status;
 }
 
 /* Puts a fact into the batch, which has room; one that is too long is left out. */
-static is_status batch_add(is_memory *m, const prefix *prefixes, uint32_t n_prefixes, uint32_t times,
-                           const is_fact *fact, batch *b, is_error *err)
+static is_status batch_add(is_memory *m, const prefix *p, const is_fact *fact, batch *b, is_error *err)
 {
     int32_t *tokens = NULL;
-    uint32_t n = 0, most = 0;
-    item *it = &b->items[b->n];
-    *it = (item){.id = fact->id};
-    is_status status = is_fact_tokens(m, fact, &tokens, &n, it->target.text, err);
+    uint32_t n = 0;
+    is_encode_target target = {0};
+    is_status status = is_fact_tokens(m, fact, &tokens, &n, target.text, err);
     if (status != IS_OK) return status;
-    for (uint32_t j = 0; j < n_prefixes && it->shares < times; j++) {
-        if (holds(&prefixes[j], fact->id)) continue;
-        it->uses |= 1u << j;
-        it->shares++;
-        if (prefixes[j].n > most) most = prefixes[j].n;
-    }
-    if (most + n > m->engine->ops->context(m->engine)) {
+    if (p->n + n > m->engine->ops->context(m->engine)) {
         is_memory_log(m, 1, "fact %lld is too long to be encoded; it is prefilled", (long long)fact->id);
         free(tokens);
         return IS_OK;
     }
-    it->target.tokens = tokens;
-    it->target.n_tokens = n;
-    b->n++;
+    target.tokens = tokens;
+    target.n_tokens = n;
+    b->ids[b->n] = fact->id;
+    b->targets[b->n++] = target;
     return IS_OK;
 }
 
-/* A fact whose prefixes are its own: it has a window, or is one of few. */
+/* The primer that the fact stands behind. */
+static uint32_t primer_of(const primers *p, int64_t fact)
+{
+    uint32_t j = 0;
+    while (j + 1 < p->n && holds(&p->prefixes[j], fact)) j++;
+    return j;
+}
+
+/* A fact whose prefix is its own: it has a window, or is one of few. */
 static is_status encode_alone(encode_run *run, int64_t scope, const primers *p, const is_fact *fact, is_error *err)
 {
     is_memory *m = run->memory;
-    prefix own[MOST_PRIMERS] = {{0}};
+    prefix own = {0};
     batch b = {.n = 0};
-    is_status status = p->few != NULL ? prefix_of_few(m, p->few, fact->id, &own[0], err) : IS_OK;
-    for (uint32_t j = 0; status == IS_OK && j < p->n; j++) {
-        const prefix *shared = &p->prefixes[j];
-        if (shared->n > 0) status = append(&own[j], shared->tokens, shared->n, err);
-        if (shared->n_deps > 0) memcpy(own[j].deps, shared->deps, shared->n_deps * sizeof *shared->deps);
-        own[j].n_deps += shared->n_deps;
-        if (status == IS_OK) status = append_window(m, scope, fact, m->recipe.window, &own[j], err);
+    is_status status = IS_OK;
+    if (p->few != NULL) {
+        status = prefix_of_few(m, p->few, fact->id, &own, err);
+    } else {
+        const prefix *shared = &p->prefixes[primer_of(p, fact->id)];
+        own = *shared;
+        own.tokens = NULL;
+        own.n = 0;
+        status = append(&own, shared->tokens, shared->n, err);
     }
-    if (status == IS_OK) status = batch_add(m, own, p->n, p->times, fact, &b, err);
-    if (status == IS_OK) status = batch_run(run, scope, own, p->n, &b, err);
+    if (status == IS_OK) status = append_window(m, scope, fact, m->recipe.window, &own, err);
+    if (status == IS_OK) status = batch_add(m, &own, fact, &b, err);
+    if (status == IS_OK) status = batch_run(run, scope, &own, &b, err);
     batch_clear(&b);
-    for (uint32_t j = 0; j < MOST_PRIMERS; j++) prefix_free(&own[j]);
+    prefix_free(&own);
     return status;
 }
 
@@ -475,18 +404,20 @@ static is_status encode_list(encode_run *run, int64_t scope, const primers *p, c
                              is_error *err)
 {
     is_memory *m = run->memory;
-    batch b = {.n = 0};
+    batch batches[MOST_PRIMERS] = {{.n = 0}};
     is_status status = IS_OK;
     for (size_t i = 0; status == IS_OK && i < n; i++) {
         if (p->few != NULL || m->recipe.window > 0) {
             status = encode_alone(run, scope, p, &facts[i], err);
             continue;
         }
-        if (b.n == JOB) status = batch_run(run, scope, p->prefixes, p->n, &b, err);
-        if (status == IS_OK) status = batch_add(m, p->prefixes, p->n, p->times, &facts[i], &b, err);
+        uint32_t j = primer_of(p, facts[i].id);
+        if (batches[j].n == JOB) status = batch_run(run, scope, &p->prefixes[j], &batches[j], err);
+        if (status == IS_OK) status = batch_add(m, &p->prefixes[j], &facts[i], &batches[j], err);
     }
-    if (status == IS_OK) status = batch_run(run, scope, p->prefixes, p->n, &b, err);
-    batch_clear(&b);
+    for (uint32_t j = 0; status == IS_OK && j < p->n; j++)
+        status = batch_run(run, scope, &p->prefixes[j], &batches[j], err);
+    for (uint32_t j = 0; j < MOST_PRIMERS; j++) batch_clear(&batches[j]);
     return status;
 }
 
@@ -526,10 +457,9 @@ static is_status encode_chunk_of_header(is_memory *m, is_error *err)
     const int64_t id = 0;
     is_status status = is_store_ready(m->store, 0, &id, 1, &m->key, &ready, err);
     if (status != IS_OK || ready) return status;
-    is_encode_target target = {.tokens = m->header, .n_tokens = m->n_header, .shares = 1};
-    is_encode_target *const all = &target;
+    is_encode_target target = {.tokens = m->header, .n_tokens = m->n_header};
     is_encode_job job = {.recipe = "header", .targets = &target, .n_targets = 1};
-    status = new_keys(m, &all, 1, err);
+    status = new_keys(m, &target, 1, err);
     if (status == IS_OK) status = m->engine->ops->encode(m->engine, &job, err);
     if (status == IS_OK) status = is_store_put_chunk(m->store, 0, 0, &m->key, target.bytes, target.size, NULL, 0, err);
     drop_key(m, &target);

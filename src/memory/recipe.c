@@ -20,23 +20,14 @@ static bool take_part(const char **at, const char *name, uint32_t most, uint32_t
     return true;
 }
 
-/* primed:N or primed:NxM */
-static bool take_primer(const char **at, is_recipe *out)
-{
-    if (!take_part(at, "primed:", IS_RECIPE_MAX_PRIMER, &out->primer)) return false;
-    out->header = true;
-    if (**at != 'x') return true;
-    return take_part(at, "x", IS_RECIPE_MAX_TIMES, &out->times) && out->times > 0 && out->primer > 0 &&
-           out->primer * out->times <= IS_RECIPE_MAX_PRIMER;
-}
-
 is_status is_recipe_parse(const char *name, is_recipe *out, is_error *err)
 {
     const char *at = name;
-    *out = (is_recipe){.times = 1};
-    bool ok = strncmp(name, "primed:", 7) != 0;
+    *out = (is_recipe){0};
     if (strcmp(name, "isolated") == 0) return IS_OK;
-    if (!ok && take_primer(&at, out)) {
+    bool ok = strncmp(name, "primed:", 7) != 0;
+    if (!ok && take_part(&at, "primed:", IS_RECIPE_MAX_PRIMER, &out->primer)) {
+        out->header = true;
         if (*at == '\0') return IS_OK;
         ok = *at++ == '+';
     }
@@ -44,18 +35,17 @@ is_status is_recipe_parse(const char *name, is_recipe *out, is_error *err)
         (out->header || out->window > 0))
         return IS_OK;
     return is_fail(err, IS_EINVAL,
-                   "\"%s\" is no recipe; there are isolated, window:1 to window:%d, primed:0 to primed:%d, primed:NxM "
-                   "with M up to %d and NxM up to %d, and primed:N+window:W",
-                   name, IS_RECIPE_MAX_WINDOW, IS_RECIPE_MAX_PRIMER, IS_RECIPE_MAX_TIMES, IS_RECIPE_MAX_PRIMER);
+                   "\"%s\" is no recipe; there are isolated, window:1 to window:%d, primed:0 to primed:%d, and "
+                   "primed:N+window:W",
+                   name, IS_RECIPE_MAX_WINDOW, IS_RECIPE_MAX_PRIMER);
 }
 
 void is_recipe_name(const is_recipe *r, char out[IS_RECIPE_MAX])
 {
-    char times[16] = "", window[24] = "";
-    if (r->times > 1) (void)snprintf(times, sizeof times, "x%u", r->times);
+    char window[24] = "";
     if (r->window > 0) (void)snprintf(window, sizeof window, "window:%u", r->window);
     if (r->header)
-        (void)snprintf(out, IS_RECIPE_MAX, "primed:%u%s%s%s", r->primer, times, r->window > 0 ? "+" : "", window);
+        (void)snprintf(out, IS_RECIPE_MAX, "primed:%u%s%s", r->primer, r->window > 0 ? "+" : "", window);
     else
         (void)snprintf(out, IS_RECIPE_MAX, "%s", r->window > 0 ? window : "isolated");
 }

@@ -5,8 +5,7 @@
  *   window:w             the w turns of conversation that end at the fact's source (the paper's
  *                        Context-Window Encoding, arXiv 2607.27090)
  *   primed:n             the prompt's header and n other fact lines of the same scope
- *   primed:nxm           the same m times, with other lines each time, and the mean of the m (kv/mean.h)
- *   primed:n+window:w    header, n fact lines, then the window; so primed:nxm+window:w
+ *   primed:n+window:w    header, n fact lines, then the window
  *
  * What stands before a fact matters more than how much: a few of the same user's fact lines behind the real
  * header bring the fidelity of injected memory several times closer to a full prefill than a window does.
@@ -17,14 +16,12 @@
 #include "../kv/chunk.h"
 
 #define IS_RECIPE_DEFAULT    "primed:32"
-#define IS_RECIPE_MAX_PRIMER 64 /* lines of all primers together */
-#define IS_RECIPE_MAX_TIMES  8
+#define IS_RECIPE_MAX_PRIMER 64
 #define IS_RECIPE_MAX_WINDOW 200
 
 typedef struct is_recipe {
     bool header;     /* the prompt's header stands first */
     uint32_t primer; /* fact lines behind it */
-    uint32_t times;  /* how often, with other lines each time; 1 or more */
     uint32_t window; /* turns of conversation behind those */
 } is_recipe;
 

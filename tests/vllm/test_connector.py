@@ -133,91 +133,6 @@ def test_local_prefix_and_injection(server, prompts, encoded):
     assert_same(more, alone)
 
 
-def rows_of(part):
-    """A part's position, and its K and V [layer][token][head][width] (src/kv/chunk_format.h)."""
-    data = part.read_bytes()
-    layers, n, position = (int.from_bytes(data[at:at + 4], "little") for at in (20, 24, 28))
-    payload = int.from_bytes(data[40:48], "little")
-    both = []
-    for layer in range(layers):
-        record = data[256 + 48 * layer:256 + 48 * (layer + 1)]
-        _, _, heads, k_dim, v_dim = (int.from_bytes(record[at:at + 4], "little") for at in range(0, 20, 4))
-        for dim, at in ((k_dim, 24), (v_dim, 32)):
-            begin = payload + int.from_bytes(record[at:at + 8], "little")
-            both.append(torch.frombuffer(bytearray(data[begin:begin + 2 * n * heads * dim]), dtype=torch.bfloat16).view(n, heads, dim).double())
-    return position, torch.stack(both[::2]), torch.stack(both[1::2])
-
-
-def turned(k, shift):
-    """Section 3.4.2 of RoFormer (arXiv 2104.09864), with halves for pairs."""
-    half = k.shape[-1] // 2
-    config = transformers.AutoConfig.from_pretrained(MODEL)
-    base = (getattr(config, "rope_parameters", None) or {}).get("rope_theta") or config.rope_theta
-    angle = shift * float(base) ** (-torch.arange(half, dtype=torch.float64) / half)
-    a, b = k[..., :half], k[..., half:]
-    return torch.cat((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), dim=-1)
-
-
-def is_near(got, want):
-    """As near as bfloat16 is."""
-    return torch.allclose(got, want, rtol=2**-8, atol=1e-3)
-
-
-def names_of(server, key):
-    return sorted(path.name for path in server.file(key).parent.iterdir())
-
-
-def test_shares_become_their_mean(server, prompts):
-    """A fact behind two prefixes of different lengths: K and V are the mean of what vLLM has of it behind each, turned to the first one's place."""
-    fact, tail = prompts.facts[0], prompts.tail(QUESTION)
-    prefixes = [prompts.header + sum(prompts.facts[50:54], []), prompts.header + sum(prompts.facts[60:67], [])]
-    assert len(prefixes[0]) != len(prefixes[1])
-    # Each out of the same state of vLLM's cache as the other, since bfloat16 rounds otherwise in a batch of another size.
-    alone = [server.encode(prefix + fact, len(prefix), salt=fresh_salt()) for prefix in prefixes]
-    key = server.new_key()
-
-    def bring(share, prefix):
-        wish = {"encode": {"key": key, "begin": len(prefix), "tokens": len(fact), "recipe": "primed:4x2", "share": share, "shares": 2}}
-        server.complete(prefix + fact, salt=fresh_salt(), wish=wish, n=1)
-
-    bring(1, prefixes[0])
-    assert names_of(server, key) == ["0of1.1"]
-    bring(1, prefixes[1])  # again, as behind a preemption: in place of the first
-    assert names_of(server, key) == ["0of1.1"]
-    missing = server.complete(prefixes[0] + fact + tail, salt=fresh_salt(), wish=inject((key, len(fact))), n=1)
-    assert missing.cached == 0
-    bring(0, prefixes[0])
-    assert names_of(server, key) == ["0of1"]
-
-    (at, k, v), (at_a, k_a, v_a), (at_b, k_b, v_b) = (rows_of(server.file(x)) for x in (key, alone[0][0], alone[1][0]))
-    assert at == at_a == len(prefixes[0]) and at_b == len(prefixes[1])
-    mean_k, mean_v = (k_a + turned(k_b, at_a - at_b)) / 2, (v_a + v_b) / 2
-    assert is_near(k, mean_k) and is_near(v, mean_v)
-    assert not is_near(k, (k_a + k_b) / 2) and not is_near(k, k_a) and not is_near(v, v_a) and not is_near(v, v_b), "the test can tell"
-
-    front = prompts.header + fact
-    header = server.encode(prompts.header)
-    steps = [server.complete(front + tail, salt=fresh_salt(), wish=inject(header, chunk), n=1) for chunk in ((key, len(fact)), *alone)]
-    assert all(step.cached == whole_blocks(len(front)) for step in steps)
-    got, *others = (step.steps[0] for step in steps)
-    for other in others:
-        assert got != other
-        assert max(abs(p - other[t]) for t, p in got.items() if t in other) < 0.5
-
-
-BAD_SHARES = [{"share": 1, "shares": 1}, {"share": 2, "shares": 2}, {"share": -1, "shares": 2}, {"share": 0, "shares": 0}, {"share": 0, "shares": 9},
-              {"share": 1}, {"share": "first", "shares": 2}, {"share": 0, "shares": 1 << 40}, {"share": None, "shares": 2}]
-
-
-def test_shares_without_sense_are_refused(server, prompts):
-    for bad in BAD_SHARES:
-        key, before = server.new_key(), len(server.output())
-        wish = {"encode": {"key": key, "begin": 0, "tokens": 8, "recipe": "isolated", **bad}}
-        assert server.complete(prompts.header, wish=wish, n=1).tokens
-        assert "are not what they must be" in server.output()[before:], bad
-        assert names_of(server, key) == [], bad
-
-
 def copy_of(server, chunk, change):
     """The chunk under a key that no worker has in memory, its bytes changed."""
     key, n = server.new_key(), chunk[1]
@@ -302,7 +217,7 @@ def test_what_a_planner_must_know(server, prompts):
     told = server.describe()
     assert re.fullmatch("[0-9a-f]{32}", told.pop("fingerprint"))
     control, marks = told.pop("control_tokens"), told.pop("marks")
-    assert told == {"version": 2, "ranks": 1, "block_size": BLOCK, "why_not": ""}
+    assert told == {"version": 3, "ranks": 1, "block_size": BLOCK, "why_not": ""}
     assert control == {token.content: number for number, token in prompts.tokenizer.added_tokens_decoder.items()}
     assert control["<|im_start|>"] == 1 and len(control) == 17
     assert marks == list(range(9, 17))  # <issue_comment> to <empty_output>

@@ -251,28 +251,6 @@ def test_sixteen_users_at_once(gateway):
     assert sum(words[n] in answer.text.lower() for n, answer in enumerate(answers)) > len(words) / 2
 
 
-# ------------------------------------------------------------ means over several primers
-
-
-def test_a_recipe_of_several_primers(sample, tmp_path):
-    """The workers make the means, and nothing but them stays."""
-    options = {"k": 50, "max_tokens": 1, "logprobs": True, "top_logprobs": 10}
-    with Server("--enable-prompt-tokens-details", folder=f"{tmp_path}/chunks") as server, Gateway([server.url], tmp_path, "--recipe", "primed:4x2") as g:
-        g.add("elke", sample[:50])
-        time.sleep(1)  # counters arrive a moment behind the reply
-        assert server.metric("inferscale_stored_chunks_total") == 1 + 2 * 50 - 8, "the header, and each fact behind both primers or the one it is not in"
-        assert server.metric("inferscale_failed_stores_total") == 0
-        assert len(folders(g)) == 51
-        assert {p.name for p in g.store.glob("chunks/*/*.parts/*")} == {"0of1"}
-        injected, prefilled = (g.ask(QUESTION, "elke", mode=mode, **options) for mode in ("inject", "prefill"))
-        assert len([m for m in injected.memory["memories"] if m["injected"]]) == 50
-        assert prefilled.memory["tokens_injected"] == 0
-        assert injected.text == prefilled.text
-        assert max(abs(p - prefilled.first[t]) for t, p in injected.first.items() if t in prefilled.first) < 1
-    checked = subprocess.run([BIN, "verify", "--store", tmp_path], capture_output=True, text=True, check=False)
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-
-
 # ------------------------------------------------------------ faults
 
 

@@ -11,7 +11,7 @@ import torch
 
 from common import ROOT, Server
 from test_connector import (reference, encoded, test_local_prefix_and_injection, test_moved_chunks_are_as_if_made_there,
-                            test_shares_become_their_mean, test_what_cannot_be_injected_is_computed, test_whole_prompt_at_its_own_place_is_exact,
+                            test_what_cannot_be_injected_is_computed, test_whole_prompt_at_its_own_place_is_exact,
                             test_whole_prompt_in_pieces_is_exact)
 
 sys.path.insert(0, str(ROOT / "python/inferscale_vllm"))  # without the package, which needs vLLM
@@ -72,7 +72,7 @@ def test_any_order_of_a_block(tmp_path, physical):
     key = secrets.token_hex(8)
     (tmp_path / key[2:4] / f"{key}.parts").mkdir(parents=True)
     tokens = array("i", range(n + begin))
-    staging.store(SimpleNamespace(key=key.encode(), recipe="isolated", share=0, shares=1, tokens=tokens, begin=begin, n=n, blocks=came_from))
+    staging.store(SimpleNamespace(key=key.encode(), recipe="isolated", tokens=tokens, begin=begin, n=n, blocks=came_from))
     before = [cache.clone() for cache in caches]
     load = SimpleNamespace(keys=key.encode(), lengths=array("I", [n]), tokens=tokens[begin:], blocks=goes_to, begin=4, end=12)
     assert staging.load(load)[0] == 12

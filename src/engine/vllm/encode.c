@@ -4,7 +4,6 @@
  * vLLM reads prefix and target and makes one token; the connector takes the target's rows out of its cache and writes
  * them where the target's key says.  What comes back from here is a stub that names the key.  The prefix of a job is
  * the same for all its targets, so the first one goes alone and leaves it in vLLM's prefix cache; then some go at once.
- * Of a chunk that is the mean over several prefixes each job brings a share, and the connectors take the mean.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,16 +43,10 @@ static char *body_of(const is_vllm *engine, const is_encode_job *job, const is_e
     json_t *ids = json_array();
     is_json_tokens(ids, job->prefix, job->n_prefix);
     is_json_tokens(ids, t->tokens, t->n_tokens);
-    json_t *wish = json_pack("{s:s, s:i, s:i, s:s}", "key", key, "begin", (int)job->n_prefix, "tokens",
-                             (int)t->n_tokens, "recipe", job->recipe);
-    if (t->shares > 1 && (json_object_set_new(wish, "share", json_integer(t->share)) != 0 ||
-                          json_object_set_new(wish, "shares", json_integer(t->shares)) != 0)) {
-        json_decref(wish); /* without them it would be taken for the whole chunk */
-        wish = NULL;
-    }
     json_t *body =
-        json_pack("{s:s, s:o, s:i, s:i, s:s, s:{s:{s:o}}}", "model", engine->model, "prompt", ids, "max_tokens", 1,
-                  "temperature", 0, "cache_salt", salt, "kv_transfer_params", "inferscale", "encode", wish);
+        json_pack("{s:s, s:o, s:i, s:i, s:s, s:{s:{s:{s:s, s:i, s:i, s:s}}}}", "model", engine->model, "prompt", ids,
+                  "max_tokens", 1, "temperature", 0, "cache_salt", salt, "kv_transfer_params", "inferscale", "encode",
+                  "key", key, "begin", (int)job->n_prefix, "tokens", (int)t->n_tokens, "recipe", job->recipe);
     char *text = body == NULL ? NULL : json_dumps(body, JSON_COMPACT);
     json_decref(body);
     return text;

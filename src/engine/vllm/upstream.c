@@ -18,7 +18,7 @@
 #include "../../kv/hash.h"
 #include "internal.h"
 
-#define PROTOCOL      2      /* VERSION of python/inferscale_vllm/describe.py */
+#define PROTOCOL      3      /* VERSION of python/inferscale_vllm/describe.py */
 #define LOOK_MS       5000.0 /* between two looks at one that is up */
 #define FIRST_WAIT_MS 500.0
 #define MOST_WAIT_MS  15000.0
