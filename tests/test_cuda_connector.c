@@ -34,7 +34,11 @@ typedef struct side {
     uint8_t *cache[LAYERS];
 } side;
 
+#define K_SCALE 0.25F
+#define V_SCALE 2.0F
+
 typedef struct bench {
+    bool eight_bits;   /* the device's cache is of codes, the host's of what they mean */
     side host, device; /* with a folder of its own each */
     uint8_t *pinned;   /* a layer's cache */
     is_cuda_stream *engine;
@@ -68,18 +72,43 @@ static void open_side(side *s)
     expect_ok(is_connector_open(config, &s->connector, text), text);
 }
 
-static void show_cache(side *s)
+static void show_cache(side *s, bool eight_bits)
 {
     char text[IS_CONNECTOR_TEXT];
+    const size_t stride = eight_bits ? PLACE : PLACE * 2;
     static uint16_t low[PLACE], high[PLACE];
     uint16_t number = 1;
     for (int v = 0; v < 2; v++)
         for (uint32_t t = 0; t < BLOCK; t++)
             for (uint32_t h = 0; h < HEADS; h++)
                 for (uint32_t d = 0; d < WIDTH; d++) low[at(0, v != 0, t, h, d)] = number++;
+    for (uint32_t l = 0; eight_bits && l < LAYERS; l++)
+        expect_ok(is_connector_eight_bits(s->connector, l, K_SCALE, V_SCALE, text), text);
     for (uint32_t l = 0; l < LAYERS; l++)
-        expect_ok(is_connector_cache(s->connector, l, s->cache[l], PLACE * 2, BLOCKS, BLOCK, low, high, PLACE, text),
+        expect_ok(is_connector_cache(s->connector, l, s->cache[l], stride, BLOCKS, BLOCK, low, high, PLACE, text),
                   text);
+}
+
+/* OCP 8-bit floating point, E4M3: a sign, four bits of exponent with bias 7, three of fraction. */
+static float meant(uint8_t code, bool v)
+{
+    int exponent = code >> 3 & 15, fraction = code & 7;
+    double value = exponent == 0 ? ldexp(fraction, -9) : ldexp(8 + fraction, exponent - 10);
+    return (float)(code < 128 ? value : -value) * (v ? V_SCALE : K_SCALE);
+}
+
+static bool is_v(size_t element)
+{
+    return element / WIDTH % 2 == 1;
+}
+
+/* Numbers, and what they mean on the other side. */
+static void fill_with_codes(uint8_t *host, uint8_t *codes)
+{
+    for (size_t i = 0; i < CACHE / 2; i++) {
+        codes[i] = (uint8_t)(random32() % 2 * 128 + random32() % 104);
+        put(IS_BF16, host, i, meant(codes[i], is_v(i)));
+    }
 }
 
 static void make_memory(bench *b)
@@ -93,6 +122,7 @@ static void make_memory(bench *b)
         b->host.cache[l] = malloc(CACHE);
         for (size_t i = 0; i < CACHE / 2; i++) put(IS_BF16, b->host.cache[l], i, random_value(4));
         memcpy(b->pinned, b->host.cache[l], CACHE);
+        if (b->eight_bits) fill_with_codes(b->host.cache[l], b->pinned);
         expect_done(is_cuda_malloc(CACHE, &memory, &err), &err);
         b->device.cache[l] = memory;
         expect_done(is_cuda_to_device(memory, b->pinned, CACHE, b->engine, &err), &err);
@@ -100,11 +130,12 @@ static void make_memory(bench *b)
     }
 }
 
-static bench *open_bench(uint64_t budget)
+static bench *open_bench_of(uint64_t budget, bool eight_bits)
 {
     char text[IS_CONNECTOR_TEXT];
     is_error err = {0};
     bench *b = calloc(1, sizeof *b);
+    b->eight_bits = eight_bits;
     fake_begin(random32());
     fake_run_compose = run_compose;
     fake_run_gather = run_gather;
@@ -116,12 +147,17 @@ static bench *open_bench(uint64_t budget)
         assert_non_null(mkdtemp(sides[i]->folder));
         open_side(sides[i]);
         if (i == 1) expect_ok(is_connector_device(b->device.connector, 0, budget, text), text);
-        show_cache(sides[i]);
+        show_cache(sides[i], eight_bits && i == 1);
     }
     is_connector_stream(b->device.connector, b->engine);
     for (size_t i = 0; i < BLOCK * BLOCKS; i++) b->tokens[i] = (int32_t)(random32() & 0xFFFF);
     for (uint32_t i = 0; i < BLOCKS; i++) b->blocks[i] = (i * 7 + 3) % BLOCKS;
     return b;
+}
+
+static bench *open_bench(uint64_t budget)
+{
+    return open_bench_of(budget, false);
 }
 
 static void close_side(side *s)
@@ -200,10 +236,9 @@ static void assert_equal_caches(bench *b)
 
 /* ------------------------------------------------------------ the tests */
 
-static void files_are_the_same(void **state)
+static void assert_equal_files(bool eight_bits)
 {
-    (void)state;
-    bench *b = open_bench(BUDGET);
+    bench *b = open_bench_of(BUDGET, eight_bits);
     static uint8_t bytes[2][1 << 17];
     size_t n[2];
     store_both(b, KEY_A, 21, 40);
@@ -218,6 +253,54 @@ static void files_are_the_same(void **state)
     assert_true(n[0] > 4096 && n[0] < sizeof bytes[0]);
     assert_int_equal(n[0], n[1]);
     assert_memory_equal(bytes[0], bytes[1], n[0]);
+    close_bench(b);
+}
+
+static void files_are_the_same(void **state)
+{
+    (void)state;
+    assert_equal_files(false);
+    assert_equal_files(true);
+}
+
+/* Half a step of E4M3 around a value, and what bfloat16 on the other side is off by. */
+static double half_step(double value)
+{
+    int exponent;
+    (void)frexp(value, &exponent);
+    return ldexp(1, (exponent - 1 > -6 ? exponent - 1 : -6) - 4) + fabs(value) / 256;
+}
+
+/* Rows in 8 bits are those in 16 but for the rounding, and what stays where it was keeps its codes. */
+static void caches_of_eight_bits(void **state)
+{
+    (void)state;
+    is_error err = {0};
+    bench *b = open_bench_of(BUDGET, true);
+    const uint32_t *blocks = b->blocks + BLOCKS / 2;
+    char text[IS_CONNECTOR_TEXT];
+    store_both(b, KEY_A, 0, 40);
+    store_both(b, KEY_B, 50, 30);
+    assert_int_equal(load(b, &b->host, 0, 70, blocks, ""), 70);
+    assert_int_equal(load(b, &b->device, 0, 70, blocks, ""), 70);
+    start(b);
+    wait_for(b, LAYERS - 1);
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        expect_done(is_cuda_to_host(b->pinned, b->device.cache[l], CACHE, b->engine, &err), &err);
+        expect_done(is_cuda_stream_wait(b->engine, &err), &err);
+        for (size_t i = 0; i < CACHE / 2; i++) {
+            double scale = is_v(i) ? V_SCALE : K_SCALE, want = get(IS_BF16, b->host.cache[l], i) / scale;
+            double got = meant(b->pinned[i], is_v(i)) / scale;
+            if (fabs(got - want) > half_step(want)) fail_msg("layer %u, element %zu: %g, not %g", l, i, got, want);
+        }
+        for (uint32_t t = 0; t < 40; t++) /* A stands where it stood */
+            for (uint32_t h = 0; h < HEADS; h++)
+                assert_memory_equal(b->pinned + at(blocks[t / BLOCK], false, t % BLOCK, h, 0),
+                                    b->pinned + at(b->blocks[t / BLOCK], false, t % BLOCK, h, 0), 2 * WIDTH);
+    }
+    assert_int_equal(is_connector_eight_bits(b->host.connector, 0, 1, 1, text), IS_EUNSUPPORTED);
+    assert_non_null(strstr(text, "on a device only"));
+    assert_int_equal(is_connector_eight_bits(b->device.connector, LAYERS, 1, 1, text), IS_EINVAL);
     close_bench(b);
 }
 
@@ -426,6 +509,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(files_are_the_same),
+        cmocka_unit_test(caches_of_eight_bits),
         cmocka_unit_test(prompts_of_a_step_are_written),
         cmocka_unit_test(the_engine_s_stream_is_heeded),
         cmocka_unit_test(what_has_no_room_is_left_out),

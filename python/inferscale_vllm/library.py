@@ -31,6 +31,7 @@ class Library:
         so.is_connector_close.argtypes = [p]
         so.is_connector_close.restype = None
         so.is_connector_cache.argtypes = [p, u32, p, u64, u32, u32, p, p, u64, text]
+        so.is_connector_eight_bits.argtypes = [p, u32, ctypes.c_float, ctypes.c_float, text]
         so.is_connector_load.argtypes = [p, text, p, u32, p, u32, p, u32, u32, u32, ctypes.POINTER(u32), text]
         so.is_connector_store.argtypes = [p, text, text, p, u32, u32, p, u32, text]
         so.is_connector_ready.argtypes = [text, u32, text, u32]
@@ -70,6 +71,10 @@ class Handle:
         """low, high: addresses of [block_elements] 16-bit numbers."""
         self._check(self._so.is_connector_cache(self._handle, layer, base, block_stride, n_blocks, block_tokens, low, high, block_elements,
                                                 self._text))
+
+    def eight_bits(self, layer, k_scale, v_scale):
+        """On a device, before cache(): what is kept there are E4M3 codes."""
+        self._check(self._so.is_connector_eight_bits(self._handle, layer, k_scale, v_scale, self._text))
 
     def load(self, load, blocks: array | None = None) -> tuple[int, str]:
         """Where the tokens end that are right, and why it is not `end`.  blocks: others than the request's."""

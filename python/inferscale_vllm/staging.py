@@ -1,9 +1,11 @@
-"""A cache that the C library cannot reach, in a device's memory: rows pass through host memory, in blocks as the engine's own.
+"""A cache that the C library does not write itself: one in a device's memory, or one of 8 bits.
 
-The library composes into host blocks, and the engine's own writer puts those rows into the cache, a call a layer. For
-a chunk the cache's blocks are gathered in the order that was learnt.
+Rows pass through host memory, in blocks as the engine's own.  The library composes into host blocks, and the engine's own writer puts those
+rows into the cache, a call a layer, and rounds them to 8 bits where it keeps such.  For a chunk the cache's blocks are gathered in the order
+that was learnt.
 """
 
+import contextlib
 from array import array
 
 import torch
@@ -12,10 +14,10 @@ import torch
 class Staging:
     """The host's blocks, [blocks][K, V][block_tokens][heads][width] of each layer, and the way between them and the cache."""
 
-    def __init__(self, handle, layers, caches, orders):
+    def __init__(self, handle, layers, caches, orders, dtype, code=None):
         """layers: the model's, with the engine's writer; caches, orders: of each layer its cache, and where in a block of it the elements of
-        K [token][head][width], then V, lie."""
-        self._handle, self._layers, self._caches, self._orders = handle, layers, caches, orders
+        K [token][head][width], then V, lie. dtype: of chunks. code: of 8 bits, what the cache is of; None: of what chunks are."""
+        self._handle, self._layers, self._caches, self._orders, self._dtype, self._code = handle, layers, caches, orders, dtype, code
         self._flat = [self._as_it_lies(cache, order) for cache, order in zip(caches, orders)]
         _, self._heads, self._block_tokens, both = caches[0].shape
         self._width = both // 2
@@ -32,7 +34,7 @@ class Staging:
         pinned = self._device.type == "cuda"
         numbers = torch.arange(1, elements + 1, dtype=torch.int64)
         low, high = (((numbers >> shift) & 0xFFFF).to(torch.uint16) for shift in (0, 16))
-        blocks = [torch.empty((max(n, 2 * have), elements), dtype=cache.dtype, pin_memory=pinned) for cache in self._caches]
+        blocks = [torch.empty((max(n, 2 * have), elements), dtype=self._dtype, pin_memory=pinned) for _ in self._caches]
         for number, block in enumerate(blocks):
             self._handle.cache(number, block.data_ptr(), elements * block.element_size(), block.shape[0], self._block_tokens, low.data_ptr(),
                                high.data_ptr(), elements)
@@ -69,15 +71,59 @@ class Staging:
         first, last = store.begin // size, -(-(store.begin + store.n) // size)
         self._reserve(last - first)
         blocks = torch.tensor(store.blocks[first:last], dtype=torch.int64, device=self._device)
-        for flat, order, host in zip(self._flat, self._orders, self._blocks):
-            host[:last - first].copy_(flat[blocks][:, order])
+        for layer, flat, order, host in zip(self._layers, self._flat, self._orders, self._blocks):
+            host[:last - first].copy_(self._values(layer, flat[blocks][:, order]))
         places = array("I", [0] * first) + array("I", range(last - first))
         self._handle.store(store, places)
 
+    def _values(self, layer, elements):
+        """What the cache's elements, [blocks][K, V], mean."""
+        if self._code is None:
+            return elements
+        values = elements.view(self._code).to(torch.float32).unflatten(1, (2, -1))
+        values[:, 0] *= layer._k_scale_float
+        values[:, 1] *= layer._v_scale_float
+        return values.flatten(1)
 
-def learnt_order(low, high):
-    """Where each number lies, the first being 1, in a block that held the numbers' low 16 bits and then their high ones."""
-    numbers = (low.to(torch.int64) & 0xFFFF) | (high.to(torch.int64) & 0xFFFF) << 16
+
+@contextlib.contextmanager
+def unscaled(layer):
+    """The layer as if its scales were 1, so that small whole numbers are kept as they are."""
+    was = {name: getattr(layer, name) for name in ("_k_scale", "_v_scale", "_k_scale_float", "_v_scale_float") if hasattr(layer, name)}
+    try:
+        for name, value in was.items():
+            setattr(layer, name, torch.ones_like(value) if isinstance(value, torch.Tensor) else 1.0)
+        yield
+    finally:
+        for name, value in was.items():
+            setattr(layer, name, value)
+
+
+def read_numbers(layer, cache, dtype, code=None):
+    """Has the engine's own writer put numbers into a block, from 1 on, K [token][head][width] and then V: which number each element of the
+    block then has, 0 where nobody wrote. 16 bits of them are written at a time; where the cache's elements are of 8 bits, three, as 1 to 8, which
+    every such code can tell apart."""
+    _, heads, block_tokens, both = cache.shape
+    block = torch.as_strided(cache, (cache.stride(0),), (1,), cache.storage_offset())
+    count = block_tokens * heads * both // 2
+    key = torch.arange(1, count + 1, dtype=torch.int64, device=cache.device).reshape(block_tokens, heads, both // 2)
+    slots = torch.arange(block_tokens, dtype=torch.int64, device=cache.device)
+    numbers = torch.zeros(block.numel(), dtype=torch.int64, device=cache.device)
+    bits, least = (16, 0) if code is None else (3, 1)
+    with contextlib.nullcontext() if code is None else unscaled(layer):
+        for shift in range(0, (2 * count).bit_length(), bits):
+            block.zero_()
+            digits = [((n >> shift) & ((1 << bits) - 1)) + least for n in (key, key + count)]
+            rows = [d.to(torch.uint16).view(dtype) if code is None else d.to(dtype) for d in digits]
+            layer.impl.do_kv_cache_update(layer, *rows, cache, slots)
+            seen = block.view(torch.int16).to(torch.int64) & 0xFFFF if code is None else block.view(code).to(torch.int64)
+            numbers |= torch.where(seen > 0, seen - least, 0) << shift
+    block.zero_()
+    return numbers
+
+
+def learnt_order(numbers):
+    """Where each number lies, the first being 1."""
     at = numbers.nonzero().flatten()
     order = at[numbers[at].argsort()]
     if not torch.equal(numbers[order], torch.arange(1, order.numel() + 1, device=order.device)):

@@ -10,11 +10,12 @@ from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.logger import init_logger
 from vllm.model_executor.models.utils import extract_layer_index
 
-from .staging import Staging, learnt_order
+from .staging import Staging, learnt_order, read_numbers
 
 logger = init_logger("vllm.inferscale")
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
+EIGHT_BITS = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 SCALINGS = {"default": "none", "linear": "linear", "yarn": "yarn", "llama3": "llama3"}
 SHIFTS = (1, 7, 333, 2000)
 TOLERANCE = 0.02  # of a unit vector: the engine's tables may be bfloat16
@@ -25,11 +26,11 @@ class Unsupported(Exception):
     """Why this model's chunks cannot be injected."""
 
 
-def fingerprint(model_config) -> str:
+def fingerprint(model_config, cache_dtype: str) -> str:
     """Of the weights and what else makes KV what it is; whole files would take too long to read."""
     digest = hashlib.blake2b(digest_size=16)
     folder = pathlib.Path(model_config.model)
-    digest.update(f"{model_config.dtype} {model_config.quantization}".encode())
+    digest.update(f"{model_config.dtype} {model_config.quantization} {cache_dtype}".encode())
     if not folder.is_dir():
         digest.update(f"{model_config.model} {model_config.revision}".encode())
         return digest.hexdigest()
@@ -76,7 +77,7 @@ class Worker:
         self._numbers = {}  # layers by name, where the library writes on a device
         self._device = self._waits = None  # that device; layers of what was started are still to be waited for
         self.rank = get_tensor_model_parallel_rank()
-        self.fingerprint = fingerprint(vllm_config.model_config)
+        self.fingerprint = fingerprint(vllm_config.model_config, vllm_config.cache_config.cache_dtype)
         self.why_not = ""
         try:
             self._open(vllm_config, transfer_config, library, kv_caches)
@@ -93,9 +94,12 @@ class Worker:
         shapes = {(tuple(kv_caches[n].shape), kv_caches[n].dtype) for n in names}
         if len(shapes) != 1:
             raise Unsupported("layers whose caches differ in shape")
-        shape, dtype = next(iter(shapes))
+        shape, kept_as = next(iter(shapes))
+        code = EIGHT_BITS.get(vllm_config.cache_config.cache_dtype) if kept_as.itemsize == 1 else None
+        dtype = kept_as if code is None else vllm_config.model_config.dtype  # of chunks
         if len(shape) != 4 or dtype not in DTYPES:
-            raise Unsupported(f"a cache of {dtype} in the shape {list(shape)}; known are [blocks, heads, tokens, 2 * width] of bfloat16 or float16")
+            raise Unsupported(f"a cache of {kept_as} in the shape {list(shape)} ({vllm_config.cache_config.cache_dtype}); known are [blocks, heads, "
+                              f"tokens, 2 * width] of bfloat16 or float16, or of 8 bits by the names {', '.join(EIGHT_BITS)}")
         _, heads, block_tokens, both = shape
         if block_tokens != vllm_config.cache_config.block_size:
             raise Unsupported(f"a cache in blocks of {block_tokens} tokens under a scheduler that has blocks of {vllm_config.cache_config.block_size}; "
@@ -113,17 +117,21 @@ class Worker:
         self._check_rotation(module, config["rope"])
         known = vllm_config.compilation_config.static_forward_context
         layers, caches = [known[name] for name in names], [kv_caches[name] for name in names]
-        learnt = [self._learn(layer, cache) for layer, cache in zip(layers, caches)]
-        learnt = [[block.cpu() for block in pair] for pair in learnt]  # the library reads them on the host
-        if self.in_reach(caches[0]) or self._take_device(names, caches[0].device, int(extra("device_budget", 2 << 30))):
-            for number, (cache, (low, high)) in enumerate(zip(caches, learnt)):
+        learnt = [self._learn(layer, cache, dtype, code) for layer, cache in zip(layers, caches)]
+        reach = self.in_reach(caches[0])
+        if reach and code is None or not reach and self._take_device(names, caches[0].device, int(extra("device_budget", 2 << 30)), code):
+            for number, (layer, cache, numbers) in enumerate(zip(layers, caches, learnt)):
+                if code is not None:
+                    self._handle.eight_bits(number, layer._k_scale_float, layer._v_scale_float)
+                numbers = numbers.cpu()  # the library reads them on the host
+                low, high = (((numbers >> shift) & 0xFFFF).to(torch.uint16) for shift in (0, 16))
                 self._handle.cache(number, cache.data_ptr(), cache.stride(0) * cache.element_size(), cache.shape[0], block_tokens,
                                    low.data_ptr(), high.data_ptr(), cache.stride(0))
             self._way = self._handle
         else:
-            self._way = Staging(self._handle, layers, caches, [learnt_order(low, high).to(caches[0].device) for low, high in learnt])
-        logger.info("chunks in %s are injected: %d layers, %d heads of %d, blocks of %d tokens in %s memory", config["folder"], len(names), heads,
-                    both // 2, block_tokens, caches[0].device.type)
+            self._way = Staging(self._handle, layers, caches, [learnt_order(numbers) for numbers in learnt], dtype, code)
+        logger.info("chunks in %s are injected: %d layers, %d heads of %d, blocks of %d tokens of %s in %s memory", config["folder"], len(names),
+                    heads, both // 2, block_tokens, code or dtype, caches[0].device.type)
 
     @staticmethod
     def _check_failed_loads(vllm_config):
@@ -139,9 +147,9 @@ class Worker:
         """Of the library's own code on the host."""
         return cache.device.type == "cpu"
 
-    def _take_device(self, names, device, budget: int) -> bool:
+    def _take_device(self, names, device, budget: int, code) -> bool:
         """Has the library write on the device itself, if it was built for that."""
-        if device.type != "cuda":
+        if device.type != "cuda" or code not in (None, torch.float8_e4m3fn):
             return False
         try:
             self._handle.device(device.index or 0, budget)
@@ -153,23 +161,11 @@ class Worker:
         return True
 
     @staticmethod
-    def _learn(layer, cache):
-        """Has the engine's own writer put numbers into a block: the block with the low 16 bits, and with the high ones."""
+    def _learn(layer, cache, dtype, code):
+        """Has the engine's own writer put numbers into a block; which number each element of it then has, 0 where nobody wrote."""
         if not hasattr(layer.impl, "do_kv_cache_update"):
             raise Unsupported(f"{type(layer.impl).__name__}, which has no writer of its own")
-        _, heads, block_tokens, both = cache.shape
-        block = torch.as_strided(cache, (cache.stride(0),), (1,), cache.storage_offset()).view(torch.int16)
-        count = block_tokens * heads * both // 2
-        key = torch.arange(1, count + 1, dtype=torch.int64, device=cache.device).reshape(block_tokens, heads, both // 2)
-        slots = torch.arange(block_tokens, dtype=torch.int64, device=cache.device)
-        seen = []
-        for shift in (0, 16):
-            block.zero_()
-            k, v = (((numbers >> shift) & 0xFFFF).to(torch.uint16).view(cache.dtype) for numbers in (key, key + count))
-            layer.impl.do_kv_cache_update(layer, k, v, cache, slots)
-            seen.append(block.clone())
-        block.zero_()
-        return seen
+        return read_numbers(layer, cache, dtype, code)
 
     def _check_rotation(self, module, rope):
         """A move by the library against the engine's own tables: from where a token stood to where it shall stand."""

@@ -238,6 +238,23 @@ void is_connector_close(is_connector *connector)
     free(connector);
 }
 
+int is_connector_eight_bits(is_connector *c, uint32_t layer, float k_scale, float v_scale, char *text)
+{
+    is_error err = {0};
+    is_status status = IS_OK;
+    if (layer >= c->layout.n_layers)
+        status = is_fail(&err, IS_EINVAL, "layer %u of a model with %u", layer, c->layout.n_layers);
+    else if (c->dev == NULL)
+        status = is_fail(&err, IS_EUNSUPPORTED, "a cache of 8 bits can be written on a device only");
+    if (status == IS_OK) {
+        c->eight_bits = true;
+        c->dev_is_told = false;
+        c->scales[layer][0] = k_scale;
+        c->scales[layer][1] = v_scale;
+    }
+    return is_connector_done(status, &err, text);
+}
+
 int is_connector_cache(is_connector *c, uint32_t layer, void *base, uint64_t block_stride, uint32_t n_blocks,
                        uint32_t block_tokens, const uint16_t *low, const uint16_t *high, uint64_t block_elements,
                        char *text)

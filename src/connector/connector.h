@@ -61,6 +61,12 @@ int is_connector_cache(is_connector *connector, uint32_t layer, void *base, uint
                        char *text);
 
 /*
+ * The cache of this layer is of 8 bits, E4M3 codes that mean a value over these scales; chunks stay as they are.  On a
+ * device, for all layers or for none, before is_connector_cache.  IS_EUNSUPPORTED: the cache is in host memory.
+ */
+int is_connector_eight_bits(is_connector *connector, uint32_t layer, float k_scale, float v_scale, char *text);
+
+/*
  * Writes tokens [begin, end) of a prompt into its blocks.
  *   keys, lengths  [n] the chunks, the prompt's first one first, and their tokens
  *   tokens         [n_tokens] the prompt's

@@ -65,8 +65,13 @@ static is_status tell(is_connector *c, is_error *err)
         block_tokens = cache->order->block_tokens;
         if (cache->n_blocks < n_blocks) n_blocks = cache->n_blocks;
         layers[l] = is_device_layer_of(cache->order, cache->base, cache->block_stride);
+        if (!c->eight_bits) continue;
+        layers[l].k.scale = c->scales[l][0];
+        layers[l].v.scale = c->scales[l][1];
     }
-    if (status == IS_OK) status = is_dev_cache(c->dev, &c->layout, layers, block_tokens, n_blocks, err);
+    if (status == IS_OK)
+        status = is_dev_cache(c->dev, &c->layout, layers, c->eight_bits ? IS_CELL_E4M3 : (is_cell)c->layout.dtype,
+                              block_tokens, n_blocks, err);
     free(layers);
     c->dev_is_told = status == IS_OK;
     return status;

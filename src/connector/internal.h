@@ -24,7 +24,9 @@ struct is_connector {
     is_tier *tier;
     is_dev *_Atomic dev; /* NULL: the caches are in host memory */
     bool dev_is_told;    /* of the caches as they are */
-    void *stream;        /* the engine's */
+    bool eight_bits;     /* the caches' elements are E4M3 codes over these scales of K and V */
+    float scales[IS_MAX_LAYERS][2];
+    void *stream; /* the engine's */
     pthread_t looker;
     pthread_mutex_t mutex; /* of ends */
     pthread_cond_t ending;

@@ -92,16 +92,15 @@ void is_dev_close(is_dev *d)
     free(d);
 }
 
-is_status is_dev_cache(is_dev *d, const is_layout *layout, const is_device_layer *layers, uint32_t block_tokens,
-                       uint32_t n_blocks, is_error *err)
+is_status is_dev_cache(is_dev *d, const is_layout *layout, const is_device_layer *layers, is_cell cell,
+                       uint32_t block_tokens, uint32_t n_blocks, is_error *err)
 {
     is_device_cache_free(d->cache);
     d->cache = NULL;
     close_events(d);
     d->layout = *layout;
     is_status status = is_cuda_use(d->device, err);
-    if (status == IS_OK)
-        status = is_device_cache_new(layout, layers, (is_cell)layout->dtype, block_tokens, n_blocks, &d->cache, err);
+    if (status == IS_OK) status = is_device_cache_new(layout, layers, cell, block_tokens, n_blocks, &d->cache, err);
     for (uint32_t l = 0; status == IS_OK && l < layout->n_layers; l++) status = is_cuda_event_new(&d->written[l], err);
     return status;
 }
@@ -117,7 +116,11 @@ static is_status no_cache(is_error *err)
 static is_status let_go(is_dev *d, added *a, is_error *err)
 {
     is_status status = a->n > 0 ? is_cuda_use(d->device, err) : IS_OK; /* it may not have been reached before */
-    if (a->n > 0 && status == IS_OK) status = is_device_pool_release(d->pool, a->on_device, a->n, d->stream, err);
+    if (a->n > 0) { /* in any case: what cannot be said to be done with is out of use, but no longer held */
+        is_status released =
+            is_device_pool_release(d->pool, a->on_device, a->n, d->stream, status == IS_OK ? err : NULL);
+        if (status == IS_OK) status = released;
+    }
     for (uint32_t i = 0; i < a->n_pins; i++) d->unpin(d->user, a->pins[i]);
     free(a->placed);
     free(a->on_device);
@@ -261,7 +264,7 @@ is_status is_dev_start(is_dev *d, void *stream, is_error *err)
     }
     d->n = 0;
     /* The engine now computes into these blocks itself: nothing may come behind. */
-    if (status != IS_OK) (void)is_cuda_stream_wait(d->stream, NULL);
+    if (status != IS_OK && is_cuda_use(d->device, NULL) == IS_OK) (void)is_cuda_stream_wait(d->stream, NULL);
     return status;
 }
 

@@ -40,11 +40,11 @@ is_status is_dev_open(uint32_t device, uint64_t budget, is_unpin_fn unpin, void 
 void is_dev_close(is_dev *dev);
 
 /*
- * Says where the cache is, see is_device_cache_new: layers [layout->n_layers], read before this returns; elements as
- * the layout's; n_blocks blocks of block_tokens tokens in every layer.  Called again, it replaces what was said before.
+ * Says where the cache is, see is_device_cache_new: layers [layout->n_layers], read before this returns; n_blocks
+ * blocks of block_tokens tokens in every layer.  Called again, it replaces what was said before.
  */
-is_status is_dev_cache(is_dev *dev, const is_layout *layout, const is_device_layer *layers, uint32_t block_tokens,
-                       uint32_t n_blocks, is_error *err);
+is_status is_dev_cache(is_dev *dev, const is_layout *layout, const is_device_layer *layers, is_cell cell,
+                       uint32_t block_tokens, uint32_t n_blocks, is_error *err);
 
 /*
  * One prompt: n chunks, with their keys [n][IS_DEVICE_POOL_KEY], which say all that makes a chunk another one, and

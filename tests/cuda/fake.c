@@ -180,11 +180,12 @@ uint32_t is_cuda_devices(void)
 is_status is_cuda_use(uint32_t device, is_error *err)
 {
     fake_lock();
+    uint64_t before = used;
     used = fake.begun;
     fake_unlock();
     is_status status = fake_enter("is_cuda_use", IS_EUNSUPPORTED, err);
     if (status != IS_OK) {
-        used = 0;
+        used = before; /* as cudaSetDevice leaves it */
         return status;
     }
     fake_unlock();

@@ -16,9 +16,11 @@ from test_connector import (reference, encoded, test_local_prefix_and_injection,
 
 sys.path.insert(0, str(ROOT / "python/inferscale_vllm"))  # without the package, which needs vLLM
 from library import Library
-from staging import Staging, learnt_order
+from staging import Staging, learnt_order, read_numbers
 
 LAYERS, HEADS, BLOCK_TOKENS, WIDTH = 2, 3, 4, 8
+CONFIG = {"rank": 0, "world": 1, "budget": 1 << 20, "threads": 1, "fingerprint": "0" * 32, "dtype": "bf16", "layers": LAYERS, "heads": HEADS,
+          "k_dim": WIDTH, "v_dim": WIDTH, "rope": {"style": "half", "width": WIDTH, "base": 1e4, "scaling": "none"}}
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +51,9 @@ def test_any_order_of_a_block(tmp_path, physical):
             caches.append(torch.zeros(9, 2, HEADS, BLOCK_TOKENS, 2 * WIDTH, dtype=torch.bfloat16)[:, 1])
         else:
             caches.append(torch.zeros(shape, dtype=torch.bfloat16))
-    count = HEADS * BLOCK_TOKENS * WIDTH
-    numbers = torch.arange(1, 2 * count + 1).to(torch.uint16).view(torch.bfloat16).view(2, BLOCK_TOKENS, HEADS, WIDTH)
-    orders = []
-    for cache in caches:
-        layer.impl.do_kv_cache_update(layer, *numbers, cache, torch.arange(BLOCK_TOKENS))
-        block = torch.as_strided(cache, (cache.stride(0),), (1,), cache.storage_offset()).view(torch.int16)
-        orders.append(learnt_order(block, torch.zeros_like(block)))
-    config = {"folder": str(tmp_path), "rank": 0, "world": 1, "budget": 1 << 20, "threads": 1, "fingerprint": "0" * 32, "dtype": "bf16",
-              "layers": LAYERS, "heads": HEADS, "k_dim": WIDTH, "v_dim": WIDTH, "rope": {"style": "half", "width": WIDTH, "base": 1e4, "scaling": "none"}}
-    handle = Library(str(ROOT / "build/libinferscale-connector.so")).open(json.dumps(config))
-    staging = Staging(handle, [layer] * LAYERS, caches, orders)
+    orders = [learnt_order(read_numbers(layer, cache, torch.bfloat16)) for cache in caches]
+    handle = Library(str(ROOT / "build/libinferscale-connector.so")).open(json.dumps(CONFIG | {"folder": str(tmp_path)}))
+    staging = Staging(handle, [layer] * LAYERS, caches, orders, torch.bfloat16)
 
     n, begin = 13, 3
     torch.manual_seed(1)
@@ -87,6 +81,59 @@ def test_any_order_of_a_block(tmp_path, physical):
     handle.close()
 
 
+class EightBits(Rows):
+    """The same, rounding each value over the layer's scale to 8 bits."""
+
+    def __init__(self, code):
+        self.code = code
+
+    def do_kv_cache_update(self, layer, k, v, cache, slots):
+        k, v = ((x.float() / scale).to(self.code).view(torch.uint8) for x, scale in ((k, layer._k_scale_float), (v, layer._v_scale_float)))
+        super().do_kv_cache_update(layer, k, v, cache, slots)
+
+
+@pytest.mark.parametrize("code", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_cache_of_eight_bits(tmp_path, code):
+    """The scales are powers of two, so what a chunk keeps is what the cache had; K is rounded once more where it moves."""
+    scales = {"_k_scale_float": 0.25, "_v_scale_float": 2.0, "_k_scale": torch.tensor(0.25)}
+    layer = SimpleNamespace(impl=EightBits(code), **scales)
+    caches = [torch.zeros(9, HEADS, BLOCK_TOKENS, 2 * WIDTH, dtype=torch.uint8) for _ in range(LAYERS)]
+    orders = [learnt_order(read_numbers(layer, cache, torch.bfloat16, code)) for cache in caches]
+    assert vars(layer) == {"impl": layer.impl, **scales}
+    handle = Library(str(ROOT / "build/libinferscale-connector.so")).open(json.dumps(CONFIG | {"folder": str(tmp_path)}))
+    staging = Staging(handle, [layer] * LAYERS, caches, orders, torch.bfloat16, code)
+
+    n, shift = 11, 4
+    torch.manual_seed(2)
+    rows = torch.randn(LAYERS, 2, n, HEADS, WIDTH).to(torch.bfloat16)
+    slots = torch.arange(n)
+    for cache, (k, v) in zip(caches, rows):
+        layer.impl.do_kv_cache_update(layer, k, v, cache, slots)
+    key = secrets.token_hex(8)
+    (tmp_path / key[2:4] / f"{key}.parts").mkdir(parents=True)
+    tokens = array("i", range(n))
+    store = SimpleNamespace(key=key.encode(), recipe="isolated", tokens=tokens, begin=0, n=n, blocks=array("I", [0, 1, 2]))
+    staging.store(store)
+    own = SimpleNamespace(keys=key.encode(), lengths=array("I", [n]), tokens=tokens, blocks=array("I", [5, 6, 7]), begin=0, end=n)
+    assert staging.load(own)[0] == n
+    for cache in caches:
+        assert torch.equal(cache[5:8], cache[0:3])
+
+    first = secrets.token_hex(8)  # something that stands in front of the chunk, so that it moves
+    (tmp_path / first[2:4] / f"{first}.parts").mkdir(parents=True)
+    staging.store(SimpleNamespace(key=first.encode(), recipe="isolated", tokens=tokens, begin=0, n=shift, blocks=array("I", [0, 1, 2])))
+    moved = SimpleNamespace(keys=first.encode() + key.encode(), lengths=array("I", [shift, n]), tokens=tokens[:shift] + tokens,
+                            blocks=array("I", [8, 3, 4, 5]), begin=shift, end=shift + n)
+    assert staging.load(moved)[0] == shift + n
+    for cache in caches:
+        was, now = (cache[blocks].view(code).float().transpose(1, 2).flatten(0, 1)[:n] for blocks in ([0, 1, 2], [3, 4, 5]))
+        assert torch.equal(now[..., WIDTH:], was[..., WIDTH:])
+        want = rotated((was[..., :WIDTH] * 0.25).bfloat16(), shift) / 0.25
+        step = 2.0 ** (torch.floor(torch.log2(want.abs().clamp(min=2 ** -6))) - (3 if code is torch.float8_e4m3fn else 2))
+        assert ((now[..., :WIDTH] - want).abs() <= 0.6 * step).all()  # half a step of the code, and a little of bfloat16
+    handle.close()
+
+
 def rotated(k, shift):
     """Section 3.4.2 of RoFormer (arXiv 2104.09864), with halves for pairs."""
     angle = shift * 1e4 ** (-torch.arange(0, WIDTH, 2) / WIDTH)
@@ -96,7 +143,7 @@ def rotated(k, shift):
 
 def test_a_writer_that_loses_elements_is_refused():
     with pytest.raises(RuntimeError, match="leaves elements out"):
-        learnt_order(torch.tensor([1, 2, 4, 0], dtype=torch.int16), torch.zeros(4, dtype=torch.int16))
+        learnt_order(torch.tensor([1, 2, 4, 0]))
 
 
 @pytest.mark.parametrize("asynchronous, second, why", [(True, False, "--no-async-scheduling"), (False, True, "VLLM_USE_V2_MODEL_RUNNER=0"), (False, False, "")])

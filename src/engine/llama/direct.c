@@ -148,7 +148,8 @@ bool is_direct_tell_device(is_llama *engine)
         layers[l].k = part_of(engine->direct.k[l], layout->layers[l].k_dim);
         if (engine->direct.v[l] != NULL) layers[l].v = part_of(engine->direct.v[l], layout->layers[l].v_dim);
     }
-    bool told = is_dev_cache(engine->dev, layout, layers, engine->n_context, engine->n_slots, NULL) == IS_OK;
+    bool told = is_dev_cache(engine->dev, layout, layers, (is_cell)layout->dtype, engine->n_context, engine->n_slots,
+                             NULL) == IS_OK;
     free(layers);
     return told;
 }
