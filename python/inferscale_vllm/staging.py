@@ -7,20 +7,56 @@ that was learnt.
 
 import contextlib
 from array import array
+from dataclasses import dataclass
 
 import torch
 
 
+@dataclass(frozen=True)
+class Shape:
+    """Of a block of the cache."""
+
+    block_tokens: int
+    heads: int
+    k_dim: int
+    v_dim: int  # 0: latent rows, which have no V of their own (DeepSeek-V2, arXiv 2405.04434, section 2.1.2)
+
+    @classmethod
+    def of(cls, layer, cache):
+        if is_latent(layer):  # a token has its latent vector and the slice that is rotated
+            return cls(cache.shape[-2], 1, cache.shape[-1], 0)
+        _, heads, block_tokens, both = cache.shape  # K and V of a head's token
+        return cls(block_tokens, heads, both // 2, both // 2)
+
+    def rows(self, blocks):
+        """K and V, [tokens][heads][width], out of blocks of all K and then all V; V None where there is none."""
+        tokens, split = blocks.shape[0] * self.block_tokens, self.block_tokens * self.heads * self.k_dim
+        k = blocks[:, :split].reshape(tokens, self.heads, self.k_dim)
+        return k, blocks[:, split:].reshape(tokens, self.heads, self.v_dim) if self.v_dim else None
+
+
+def is_latent(layer) -> bool:
+    return hasattr(layer, "kv_lora_rank")
+
+
+def write(layer, cache, k, v, slots):
+    """By the engine's own writer. k, v: [tokens][heads][width]; v None: k is latent rows."""
+    if v is not None:
+        layer.impl.do_kv_cache_update(layer, k, v, cache, slots)
+        return
+    latent, rotated = k.split((layer.kv_lora_rank, k.shape[-1] - layer.kv_lora_rank), dim=-1)
+    layer.impl.do_kv_cache_update(latent[:, 0].contiguous(), rotated.contiguous(), cache, slots, layer.kv_cache_dtype, layer._k_scale)
+
+
 class Staging:
-    """The host's blocks, [blocks][K, V][block_tokens][heads][width] of each layer, and the way between them and the cache."""
+    """The host's blocks, [blocks][K, then V] of each layer, and the way between them and the cache."""
 
     def __init__(self, handle, layers, caches, orders, dtype, code=None):
         """layers: the model's, with the engine's writer; caches, orders: of each layer its cache, and where in a block of it the elements of
         K [token][head][width], then V, lie. dtype: of chunks. code: of 8 bits, what the cache is of; None: of what chunks are."""
         self._handle, self._layers, self._caches, self._orders, self._dtype, self._code = handle, layers, caches, orders, dtype, code
         self._flat = [self._as_it_lies(cache, order) for cache, order in zip(caches, orders)]
-        _, self._heads, self._block_tokens, both = caches[0].shape
-        self._width = both // 2
+        self._shape = Shape.of(layers[0], caches[0])
         self._device = caches[0].device
         self._blocks = []  # of each layer
         self._reserve(1)
@@ -36,14 +72,9 @@ class Staging:
         low, high = (((numbers >> shift) & 0xFFFF).to(torch.uint16) for shift in (0, 16))
         blocks = [torch.empty((max(n, 2 * have), elements), dtype=self._dtype, pin_memory=pinned) for _ in self._caches]
         for number, block in enumerate(blocks):
-            self._handle.cache(number, block.data_ptr(), elements * block.element_size(), block.shape[0], self._block_tokens, low.data_ptr(),
+            self._handle.cache(number, block.data_ptr(), elements * block.element_size(), block.shape[0], self._shape.block_tokens, low.data_ptr(),
                                high.data_ptr(), elements)
         self._blocks = blocks
-
-    def _rows(self, blocks, begin: int, end: int):
-        """K and V of tokens [begin, end) out of blocks [n][elements]."""
-        parts = blocks.view(-1, 2, self._block_tokens, self._heads, self._width)
-        return (parts[:, part].flatten(0, 1)[begin:end] for part in (0, 1))
 
     @staticmethod
     def _as_it_lies(cache, order):
@@ -51,7 +82,7 @@ class Staging:
         return torch.as_strided(cache, (cache.shape[0], int(order.max()) + 1), (cache.stride(0), 1), cache.storage_offset())
 
     def load(self, load) -> tuple[int, str]:
-        size = self._block_tokens
+        size = self._shape.block_tokens
         first = load.begin // size
         n = -(-load.end // size) - first
         self._reserve(n)
@@ -62,12 +93,12 @@ class Staging:
             blocks = torch.tensor(load.blocks[first:first + n], dtype=torch.int64)
             slots = (blocks[:, None] * size + torch.arange(size)).flatten()[begin:end].to(self._device)
             for layer, cache, host in zip(self._layers, self._caches, self._blocks):
-                k, v = self._rows(host[:n].to(self._device), begin, end)
-                layer.impl.do_kv_cache_update(layer, k, v, cache, slots)
+                k, v = self._shape.rows(host[:n].to(self._device))
+                write(layer, cache, k[begin:end], None if v is None else v[begin:end], slots)
         return loaded, why
 
     def store(self, store):
-        size = self._block_tokens
+        size = self._shape.block_tokens
         first, last = store.begin // size, -(-(store.begin + store.n) // size)
         self._reserve(last - first)
         blocks = torch.tensor(store.blocks[first:last], dtype=torch.int64, device=self._device)
@@ -80,10 +111,11 @@ class Staging:
         """What the cache's elements, [blocks][K, V], mean."""
         if self._code is None:
             return elements
-        values = elements.view(self._code).to(torch.float32).unflatten(1, (2, -1))
-        values[:, 0] *= layer._k_scale_float
-        values[:, 1] *= layer._v_scale_float
-        return values.flatten(1)
+        values = elements.view(self._code).to(torch.float32)
+        k, v = values.tensor_split((self._shape.block_tokens * self._shape.heads * self._shape.k_dim,), dim=1)
+        k *= layer._k_scale_float
+        v *= layer._v_scale_float
+        return values
 
 
 @contextlib.contextmanager
@@ -103,19 +135,18 @@ def read_numbers(layer, cache, dtype, code=None):
     """Has the engine's own writer put numbers into a block, from 1 on, K [token][head][width] and then V: which number each element of the
     block then has, 0 where nobody wrote. 16 bits of them are written at a time; where the cache's elements are of 8 bits, three, as 1 to 8, which
     every such code can tell apart."""
-    _, heads, block_tokens, both = cache.shape
+    shape = Shape.of(layer, cache)
     block = torch.as_strided(cache, (cache.stride(0),), (1,), cache.storage_offset())
-    count = block_tokens * heads * both // 2
-    key = torch.arange(1, count + 1, dtype=torch.int64, device=cache.device).reshape(block_tokens, heads, both // 2)
-    slots = torch.arange(block_tokens, dtype=torch.int64, device=cache.device)
+    count = shape.block_tokens * shape.heads * (shape.k_dim + shape.v_dim)
+    numbered = torch.arange(1, count + 1, dtype=torch.int64, device=cache.device)[None]
+    slots = torch.arange(shape.block_tokens, dtype=torch.int64, device=cache.device)
     numbers = torch.zeros(block.numel(), dtype=torch.int64, device=cache.device)
     bits, least = (16, 0) if code is None else (3, 1)
     with contextlib.nullcontext() if code is None else unscaled(layer):
-        for shift in range(0, (2 * count).bit_length(), bits):
+        for shift in range(0, count.bit_length(), bits):
             block.zero_()
-            digits = [((n >> shift) & ((1 << bits) - 1)) + least for n in (key, key + count)]
-            rows = [d.to(torch.uint16).view(dtype) if code is None else d.to(dtype) for d in digits]
-            layer.impl.do_kv_cache_update(layer, *rows, cache, slots)
+            digits = ((numbered >> shift) & ((1 << bits) - 1)) + least
+            write(layer, cache, *shape.rows(digits.to(torch.uint16).view(dtype) if code is None else digits.to(dtype)), slots)
             seen = block.view(torch.int16).to(torch.int64) & 0xFFFF if code is None else block.view(code).to(torch.int64)
             numbers |= torch.where(seen > 0, seen - least, 0) << shift
     block.zero_()

@@ -10,13 +10,13 @@ from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.logger import init_logger
 from vllm.model_executor.models.utils import extract_layer_index
 
-from .staging import Staging, learnt_order, read_numbers
+from .staging import Shape, Staging, is_latent, learnt_order, read_numbers
 
 logger = init_logger("vllm.inferscale")
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 EIGHT_BITS = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-SCALINGS = {"default": "none", "linear": "linear", "yarn": "yarn", "llama3": "llama3"}
+SCALINGS = {"default": "none", "linear": "linear", "yarn": "yarn", "deepseek_yarn": "yarn", "llama3": "llama3"}
 SHIFTS = (1, 7, 333, 2000)
 TOLERANCE = 0.02  # of a unit vector: the engine's tables may be bfloat16
 EDGE = 1 << 16  # bytes of each end of a file of weights that make its fingerprint
@@ -45,13 +45,14 @@ def fingerprint(model_config, cache_dtype: str) -> str:
     return digest.hexdigest()
 
 
-def rope_of(config, head_dim: int, neox: bool) -> dict:
-    """The library's rope settings out of the model's."""
+def rope_of(config, head_dim: int, offset: int, neox: bool) -> dict:
+    """The library's rope settings out of the model's. offset: where in a head what is rotated begins."""
     parameters = getattr(config, "rope_parameters", None) or {}
     kind = parameters.get("rope_type", "default")
     if kind not in SCALINGS:
         raise Unsupported(f"rotary embeddings of the kind {kind!r}")
-    rope = {"style": "half" if neox else "pair", "width": int(head_dim * parameters.get("partial_rotary_factor", 1.0)),
+    width = head_dim - offset if offset else int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+    rope = {"style": "half" if neox else "pair", "offset": offset, "width": width,
             "base": float(parameters.get("rope_theta", 10000.0)), "scaling": SCALINGS[kind]}
     names = {"factor": "factor", "original_max_position_embeddings": "original_context", "beta_fast": "beta_fast", "beta_slow": "beta_slow",
              "attention_factor": "attention_factor", "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor"}
@@ -97,26 +98,29 @@ class Worker:
         shape, kept_as = next(iter(shapes))
         code = EIGHT_BITS.get(vllm_config.cache_config.cache_dtype) if kept_as.itemsize == 1 else None
         dtype = kept_as if code is None else vllm_config.model_config.dtype  # of chunks
-        if len(shape) != 4 or dtype not in DTYPES:
+        known = vllm_config.compilation_config.static_forward_context
+        layers, caches = [known[name] for name in names], [kv_caches[name] for name in names]
+        latent = is_latent(layers[0])
+        if len(shape) not in ((3, 4) if latent else (4,)) or latent and shape[-1] <= layers[0].kv_lora_rank or dtype not in DTYPES:
             raise Unsupported(f"a cache of {kept_as} in the shape {list(shape)} ({vllm_config.cache_config.cache_dtype}); known are [blocks, heads, "
-                              f"tokens, 2 * width] of bfloat16 or float16, or of 8 bits by the names {', '.join(EIGHT_BITS)}")
-        _, heads, block_tokens, both = shape
-        if block_tokens != vllm_config.cache_config.block_size:
-            raise Unsupported(f"a cache in blocks of {block_tokens} tokens under a scheduler that has blocks of {vllm_config.cache_config.block_size}; "
-                              f"start vLLM with --block-size {block_tokens}")
+                              "tokens, 2 * width], or [blocks, tokens, width] of latent rows, of bfloat16 or float16, or of 8 bits by the names "
+                              + ", ".join(EIGHT_BITS))
+        block = Shape.of(layers[0], caches[0])
+        if block.block_tokens != vllm_config.cache_config.block_size:
+            raise Unsupported(f"a cache in blocks of {block.block_tokens} tokens under a scheduler that has blocks of "
+                              f"{vllm_config.cache_config.block_size}; start vLLM with --block-size {block.block_tokens}")
         self._check_failed_loads(vllm_config)
         module = engine_rope()
         extra = transfer_config.get_from_extra_config
         config = {
             "folder": extra("folder", ""), "rank": self.rank, "world": parallel.tensor_parallel_size,
             "budget": int(extra("budget", 4 << 30)), "threads": int(extra("threads", len(os.sched_getaffinity(0)))),
-            "fingerprint": self.fingerprint, "dtype": DTYPES[dtype], "layers": len(names), "heads": heads,
-            "k_dim": both // 2, "v_dim": both // 2, "rope": rope_of(vllm_config.model_config.hf_text_config, both // 2, module.is_neox_style),
+            "fingerprint": self.fingerprint, "dtype": DTYPES[dtype], "layers": len(names), "heads": block.heads, "k_dim": block.k_dim,
+            "v_dim": block.v_dim, "rope": rope_of(vllm_config.model_config.hf_text_config, block.k_dim, layers[0].kv_lora_rank if latent else 0,
+                                                  module.is_neox_style),
         }
         self._handle = library.open(json.dumps(config))
         self._check_rotation(module, config["rope"])
-        known = vllm_config.compilation_config.static_forward_context
-        layers, caches = [known[name] for name in names], [kv_caches[name] for name in names]
         learnt = [self._learn(layer, cache, dtype, code) for layer, cache in zip(layers, caches)]
         reach = self.in_reach(caches[0])
         if reach and code is None or not reach and self._take_device(names, caches[0].device, int(extra("device_budget", 2 << 30)), code):
@@ -125,13 +129,13 @@ class Worker:
                     self._handle.eight_bits(number, layer._k_scale_float, layer._v_scale_float)
                 numbers = numbers.cpu()  # the library reads them on the host
                 low, high = (((numbers >> shift) & 0xFFFF).to(torch.uint16) for shift in (0, 16))
-                self._handle.cache(number, cache.data_ptr(), cache.stride(0) * cache.element_size(), cache.shape[0], block_tokens,
+                self._handle.cache(number, cache.data_ptr(), cache.stride(0) * cache.element_size(), cache.shape[0], block.block_tokens,
                                    low.data_ptr(), high.data_ptr(), cache.stride(0))
             self._way = self._handle
         else:
             self._way = Staging(self._handle, layers, caches, [learnt_order(numbers) for numbers in learnt], dtype, code)
         logger.info("chunks in %s are injected: %d layers, %d heads of %d, blocks of %d tokens of %s in %s memory", config["folder"], len(names),
-                    heads, both // 2, block_tokens, code or dtype, caches[0].device.type)
+                    block.heads, block.k_dim, block.block_tokens, code or dtype, caches[0].device.type)
 
     @staticmethod
     def _check_failed_loads(vllm_config):

@@ -129,18 +129,19 @@ static is_status read_rope(json_t *rope, is_layout *layout, is_error *err)
     is_rope_params p = {
         .factor = 1, .beta_fast = 32, .beta_slow = 1, .extrapolation = 1, .low_freq_factor = 1, .high_freq_factor = 4};
     const char *style = "half", *scaling = "none";
-    int width = 0, original = 0;
+    int width = 0, offset = 0, original = 0;
     json_error_t why;
     if (json_is_null(rope)) return IS_OK;
-    if (json_unpack_ex(rope, &why, 0, "{s:s, s:i, s:F, s?s, s?F, s?i, s?F, s?F, s?F, s?F, s?F}", "style", &style,
-                       "width", &width, "base", &p.base, "scaling", &scaling, "factor", &p.factor, "original_context",
-                       &original, "beta_fast", &p.beta_fast, "beta_slow", &p.beta_slow, "attention_factor",
-                       &p.attention_factor, "low_freq_factor", &p.low_freq_factor, "high_freq_factor",
-                       &p.high_freq_factor) != 0 ||
-        width <= 0 || original < 0)
+    if (json_unpack_ex(rope, &why, 0, "{s:s, s?i, s:i, s:F, s?s, s?F, s?i, s?F, s?F, s?F, s?F, s?F}", "style", &style,
+                       "offset", &offset, "width", &width, "base", &p.base, "scaling", &scaling, "factor", &p.factor,
+                       "original_context", &original, "beta_fast", &p.beta_fast, "beta_slow", &p.beta_slow,
+                       "attention_factor", &p.attention_factor, "low_freq_factor", &p.low_freq_factor,
+                       "high_freq_factor", &p.high_freq_factor) != 0 ||
+        width <= 0 || offset < 0 || original < 0)
         return is_fail(err, IS_EINVAL, "the connector's rope is not what it must be: %s", why.text);
     p.style = strcmp(style, "pair") == 0 ? IS_ROPE_PAIR : IS_ROPE_HALF;
     p.width = (uint32_t)width;
+    p.offset = (uint32_t)offset;
     p.original_context = (uint32_t)original;
     is_status status = read_scaling(scaling, &p.scaling, err);
     layout->n_ropes = 1;
@@ -427,10 +428,11 @@ int is_connector_rotate(const is_connector *c, float *rows, uint32_t n, int64_t 
     if (c->layout.n_ropes == 0)
         return is_connector_done(is_fail(&err, IS_EUNSUPPORTED, "the model has no rotation"), &err, text);
     is_rotation rotation;
-    const is_rope *rope = &c->layout.ropes[0];
-    is_rotation_init(&rotation, rope, shift);
-    size_t row = rope->width * sizeof *rows;
-    is_rotate_rows(is_isa_best(), IS_F32, rope, &rotation, 1, rope->width, (uint8_t *)rows, row, (uint8_t *)rows, row,
+    is_rope rope = c->layout.ropes[0];
+    rope.offset = 0; /* the rows are the rotated slice alone */
+    is_rotation_init(&rotation, &rope, shift);
+    size_t row = rope.width * sizeof *rows;
+    is_rotate_rows(is_isa_best(), IS_F32, &rope, &rotation, 1, rope.width, (uint8_t *)rows, row, (uint8_t *)rows, row,
                    n);
     return is_connector_done(IS_OK, &err, text);
 }

@@ -33,7 +33,8 @@ typedef struct is_connector is_connector;
  *   fingerprint                  32 digits: of the weights, tokenizer and settings that make KV what it is
  *   dtype                        "f16" or "bf16"
  *   layers, heads, k_dim, v_dim  of this rank
- *   rope                         {"style": "half"|"pair", "width", "base", "scaling": "none"|"linear"|"yarn"|"llama3",
+ *   rope                         {"style": "half"|"pair", "offset" (0), "width", "base",
+ *                                "scaling": "none"|"linear"|"yarn"|"llama3",
  *                                and what is_rope_params has for that scaling}, or null
  */
 int is_connector_open(const char *config, is_connector **out, char *text);
