@@ -55,7 +55,8 @@ class Staging:
         """layers: the model's, with the engine's writer; caches, orders: of each layer its cache, and where in a block of it the elements of
         K [token][head][width], then V, lie. dtype: of chunks. code: of 8 bits, what the cache is of; None: of what chunks are."""
         self._handle, self._layers, self._caches, self._orders, self._dtype, self._code = handle, layers, caches, orders, dtype, code
-        self._flat = [self._as_it_lies(cache, order) for cache, order in zip(caches, orders)]
+        bits = [cache if code is None else cache.view(torch.uint8) for cache in caches]  # not every device picks codes by number
+        self._flat = [self._as_it_lies(cache, order) for cache, order in zip(bits, orders)]
         self._shape = Shape.of(layers[0], caches[0])
         self._device = caches[0].device
         self._blocks = []  # of each layer
