@@ -28,11 +28,18 @@ class Shape:
         _, heads, block_tokens, both = cache.shape  # K and V of a head's token
         return cls(block_tokens, heads, both // 2, both // 2)
 
+    @property
+    def elements(self):
+        return self.block_tokens * self.heads * (self.k_dim + self.v_dim)
+
+    def parts(self, blocks):
+        """All K and all V, views of blocks of the one and then the other."""
+        return blocks.tensor_split((self.block_tokens * self.heads * self.k_dim,), dim=1)
+
     def rows(self, blocks):
-        """K and V, [tokens][heads][width], out of blocks of all K and then all V; V None where there is none."""
-        tokens, split = blocks.shape[0] * self.block_tokens, self.block_tokens * self.heads * self.k_dim
-        k = blocks[:, :split].reshape(tokens, self.heads, self.k_dim)
-        return k, blocks[:, split:].reshape(tokens, self.heads, self.v_dim) if self.v_dim else None
+        """K and V, [tokens][heads][width], out of such blocks; V None where there is none."""
+        k, v = self.parts(blocks)
+        return k.reshape(-1, self.heads, self.k_dim), v.reshape(-1, self.heads, self.v_dim) if self.v_dim else None
 
 
 def is_latent(layer) -> bool:
@@ -67,10 +74,9 @@ class Staging:
         have = self._blocks[0].shape[0] if self._blocks else 0
         if n <= have:
             return
-        elements = self._orders[0].numel()
+        elements = self._shape.elements
         pinned = self._device.type == "cuda"
-        numbers = torch.arange(1, elements + 1, dtype=torch.int64)
-        low, high = (((numbers >> shift) & 0xFFFF).to(torch.uint16) for shift in (0, 16))
+        low, high = halves(torch.arange(1, elements + 1, dtype=torch.int64))
         blocks = [torch.empty((max(n, 2 * have), elements), dtype=self._dtype, pin_memory=pinned) for _ in self._caches]
         for number, block in enumerate(blocks):
             self._handle.cache(number, block.data_ptr(), elements * block.element_size(), block.shape[0], self._shape.block_tokens, low.data_ptr(),
@@ -113,7 +119,7 @@ class Staging:
         if self._code is None:
             return elements
         values = elements.view(self._code).to(torch.float32)
-        k, v = values.tensor_split((self._shape.block_tokens * self._shape.heads * self._shape.k_dim,), dim=1)
+        k, v = self._shape.parts(values)
         k *= layer._k_scale_float
         v *= layer._v_scale_float
         return values
@@ -138,13 +144,12 @@ def read_numbers(layer, cache, dtype, code=None):
     every such code can tell apart."""
     shape = Shape.of(layer, cache)
     block = torch.as_strided(cache, (cache.stride(0),), (1,), cache.storage_offset())
-    count = shape.block_tokens * shape.heads * (shape.k_dim + shape.v_dim)
-    numbered = torch.arange(1, count + 1, dtype=torch.int64, device=cache.device)[None]
+    numbered = torch.arange(1, shape.elements + 1, dtype=torch.int64, device=cache.device)[None]
     slots = torch.arange(shape.block_tokens, dtype=torch.int64, device=cache.device)
     numbers = torch.zeros(block.numel(), dtype=torch.int64, device=cache.device)
     bits, least = (16, 0) if code is None else (3, 1)
     with contextlib.nullcontext() if code is None else unscaled(layer):
-        for shift in range(0, count.bit_length(), bits):
+        for shift in range(0, shape.elements.bit_length(), bits):
             block.zero_()
             digits = ((numbered >> shift) & ((1 << bits) - 1)) + least
             write(layer, cache, *shape.rows(digits.to(torch.uint16).view(dtype) if code is None else digits.to(dtype)), slots)
@@ -152,6 +157,11 @@ def read_numbers(layer, cache, dtype, code=None):
             numbers |= torch.where(seen > 0, seen - least, 0) << shift
     block.zero_()
     return numbers
+
+
+def halves(numbers):
+    """The low and the high 16 bits, which the library reads on the host."""
+    return [((numbers.cpu() >> shift) & 0xFFFF).to(torch.uint16) for shift in (0, 16)]
 
 
 def learnt_order(numbers):

@@ -10,7 +10,7 @@ from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.logger import init_logger
 from vllm.model_executor.models.utils import extract_layer_index
 
-from .staging import Shape, Staging, is_latent, learnt_order, read_numbers
+from .staging import Shape, Staging, halves, is_latent, learnt_order, read_numbers
 
 logger = init_logger("vllm.inferscale")
 
@@ -127,8 +127,7 @@ class Worker:
             for number, (layer, cache, numbers) in enumerate(zip(layers, caches, learnt)):
                 if code is not None:
                     self._handle.eight_bits(number, layer._k_scale_float, layer._v_scale_float)
-                numbers = numbers.cpu()  # the library reads them on the host
-                low, high = (((numbers >> shift) & 0xFFFF).to(torch.uint16) for shift in (0, 16))
+                low, high = halves(numbers)
                 self._handle.cache(number, cache.data_ptr(), cache.stride(0) * cache.element_size(), cache.shape[0], block.block_tokens,
                                    low.data_ptr(), high.data_ptr(), cache.stride(0))
             self._way = self._handle

@@ -239,13 +239,17 @@ void is_connector_close(is_connector *connector)
     free(connector);
 }
 
+static is_status check_layer(const is_connector *c, uint32_t layer, is_error *err)
+{
+    if (layer < c->layout.n_layers) return IS_OK;
+    return is_fail(err, IS_EINVAL, "layer %u of a model with %u", layer, c->layout.n_layers);
+}
+
 int is_connector_eight_bits(is_connector *c, uint32_t layer, float k_scale, float v_scale, char *text)
 {
     is_error err = {0};
-    is_status status = IS_OK;
-    if (layer >= c->layout.n_layers)
-        status = is_fail(&err, IS_EINVAL, "layer %u of a model with %u", layer, c->layout.n_layers);
-    else if (c->dev == NULL)
+    is_status status = check_layer(c, layer, &err);
+    if (status == IS_OK && c->dev == NULL)
         status = is_fail(&err, IS_EUNSUPPORTED, "a cache of 8 bits can be written on a device only");
     if (status == IS_OK) {
         c->eight_bits = true;
@@ -261,13 +265,12 @@ int is_connector_cache(is_connector *c, uint32_t layer, void *base, uint64_t blo
                        char *text)
 {
     is_error err = {0};
-    if (layer >= c->layout.n_layers)
-        return is_connector_done(is_fail(&err, IS_EINVAL, "layer %u of a model with %u", layer, c->layout.n_layers),
-                                 &err, text);
+    is_status status = check_layer(c, layer, &err);
+    if (status != IS_OK) return is_connector_done(status, &err, text);
     const is_layer *o = &c->layout.layers[layer];
     c->dev_is_told = false;
     is_paged_order_free(&c->orders[layer]);
-    is_status status =
+    status =
         is_paged_learn(low, high, block_elements, block_tokens, o->heads, o->k_dim, o->v_dim, &c->orders[layer], &err);
     if (status == IS_OK)
         c->caches[layer] = (is_paged_cache){

@@ -229,10 +229,10 @@ static is_status primers_read(is_memory *memory, int64_t scope, primers *out, is
         status = is_store_list(memory->store, scope, 0, (size_t)basis, &out->few, err);
         return status == IS_OK ? renew_of_few(memory, out, err) : status;
     }
+    out->n = MOST_PRIMERS;
     uint64_t lines = recipe->primer < basis / 2 ? recipe->primer : basis / 2;
     for (; status == IS_OK && !whole && lines > 0; lines /= 2) {
         primers_free(out);
-        out->n = 2;
         status = spread(memory, scope, basis, (uint32_t)lines, out, &whole, err);
     }
     return status;
@@ -261,21 +261,15 @@ static void batch_clear(batch *b)
     b->n = 0;
 }
 
-/* Shows how far it is. */
-static is_status show(const encode_run *run, is_error *err)
+static is_status tick(encode_run *run, uint64_t n, is_error *err)
 {
+    run->done += n;
+    if (run->done > run->total) run->total = run->done; /* facts were added meanwhile */
     if (run->progress != NULL && !run->progress(run->user, run->done, run->total))
         return is_fail(err, IS_ECANCELED, "encoding was stopped after %llu facts; the rest stays pending",
                        (unsigned long long)run->done);
     if (run->memory->closing) return is_fail(err, IS_ECANCELED, "the memory is being closed");
     return IS_OK;
-}
-
-static is_status tick(encode_run *run, uint64_t n, is_error *err)
-{
-    run->done += n;
-    if (run->done > run->total) run->total = run->done; /* facts were added meanwhile */
-    return show(run, err);
 }
 
 void is_set_on_encoded(is_memory *memory, is_encoded_fn fn, void *user)
