@@ -29,16 +29,17 @@ if [ ! -x build/cuda/gpu-bench ]; then
     make VARIANT=shared build/cuda/gpu-bench CUDA_ARCHS="$arch" ENGINE_DIR=. >&2
 fi
 
-# cuBLAS comes with the toolkit, or as a Python package beside PyTorch.
-blas=$(ldd build/cuda/gpu-bench | sed -n 's/^\t\(libcublas\.so\.[0-9]*\) => not found/\1/p')
-if [ -n "$blas" ]; then
-    found=$(find /usr/local /opt /usr/lib "$HOME/.cache" -name "$blas" -print -quit 2>/dev/null || true)
+# cuBLAS and CUDA's runtime come with the toolkit, or as Python packages beside PyTorch.
+missing=$({ ldd build/cuda/gpu-bench build/cuda/inferscale 2>/dev/null || true; } |
+    sed -n 's/^\t\(libcu\(blas\|dart\)\.so\.[0-9]*\) => not found/\1/p' | sort -u)
+for library in $missing; do
+    found=$(find /usr/local /opt /usr/lib "$HOME/.cache" -name "$library" -print -quit 2>/dev/null || true)
     [ -n "$found" ] || {
-        echo "$blas is not installed; it comes with CUDA, or as the Python package nvidia-cublas" >&2
+        echo "$library is not installed; it comes with CUDA, or as the Python package nvidia-cublas or nvidia-cuda-runtime" >&2
         exit 1
     }
     export LD_LIBRARY_PATH=${found%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-fi
+done
 
 build/cuda/gpu-bench >"$work/kernels.json"
 

@@ -38,14 +38,22 @@ program() { # FILE LINE
     chmod +x "$1"
 }
 program "$work/bin/nvidia-smi" 'echo 9.0'
-program "$work/bin/ldd" 'echo libggml-cuda.so.0'
+program "$work/bin/ldd" "printf '\\tlibggml-cuda.so.0\\n\\tlibcudart.so.99 => not found\\n'"
 program "$work/tree/build/cuda/gpu-bench" "exec '$PWD/build/asan/tests/gpu-bench' --quick"
 program "$work/tree/build/cuda/inferscale" "args=()
 for word; do
     [ \"\$word\" = --device-chunks ] || [ \"\$word\" = 8G ] || args+=(\"\$word\")
 done
 [ \$# -eq \$((\${#args[@]} + 2)) ] && exec '$(realpath "${INFERSCALE_BIN:-build/inferscale}")' \"\${args[@]}\" --threads 1 --quiet"
-PATH=$work/bin:$PATH INFERSCALE_GPU_MODEL=$work/tiny.gguf "$work/tree/bench/gpu.sh" >"$work/out"
+export PATH=$work/bin:$PATH INFERSCALE_GPU_MODEL=$work/tiny.gguf
+if "$work/tree/bench/gpu.sh" >"$work/out" 2>"$work/err"; then
+    echo "a library that is nowhere was not missed" >&2
+    exit 1
+fi
+grep -q 'libcudart.so.99 is not installed' "$work/err"
+mkdir -p "$HOME/.cache/cuda"
+touch "$HOME/.cache/cuda/libcudart.so.99"
+"$work/tree/bench/gpu.sh" >"$work/out"
 cmp "$work/out" "$work/tree/build/gpu.json"
 
 python3 - "$work/out" <<'END'
