@@ -38,9 +38,9 @@ CXXBASE  := $(subst -std=c11,-std=c++17,$(BASE)) -isystem $(ENGINE_DIR)/include/
 CXXFLAGS := $(CXXBASE) $(WARN) $($(VARIANT)) -fno-sanitize=vptr
 CFLAGS   := $(BASE) $(WARN) $($(VARIANT)) $(EXTRA_CFLAGS)
 RPATH    := $(ENGINE_DIR)/lib
-LDFLAGS   = -pthread $($(VARIANT)) -L$(ENGINE_DIR)/lib -Wl,-rpath,'$(RPATH)' $(DRIVERLESS)
 # llama.cpp's CUDA build needs the driver's library, which a machine that only builds has not.
 DRIVERLESS := $(if $(wildcard $(ENGINE_DIR)/lib/libggml-cuda.so),-Xlinker --allow-shlib-undefined)
+LDFLAGS   = -pthread $($(VARIANT)) -L$(ENGINE_DIR)/lib -Wl,-rpath,'$(RPATH)' $(DRIVERLESS)
 LDLIBS   := -Wl,--as-needed -lllama-chat -lllama -lggml -lggml-base -lggml-cpu -lsqlite3 -ljansson -lxxhash -lmicrohttpd -lgnutls -lcurl -lstdc++ -lm
 
 LIB_SRC  := $(wildcard src/common/*.c src/kv/*.c src/store/*.c src/retrieve/*.c src/engine/*/*.c src/memory/*.c src/server/*.c src/connector/*.c src/eval/*.c)
@@ -151,20 +151,21 @@ cuda-build: $(CUDA_KERNELS:%.cu=build/cuda/%.o)
 	@$(MAKE) --no-print-directory VARIANT=shared build/cuda/libinferscale-connector.so build/cuda/gpu-bench
 	@$(MAKE) --no-print-directory build/cuda/inferscale
 
-# The same as without CUDA, and the way into caches on a GPU; CUDA's own runtime is in it.
-CUDA_LIBS := -L$(CUDA_DIR)/lib -L$(CUDA_DIR)/lib64
-CUDA_LINK := $(CUDA_LIBS) -lcudart_static -ldl -lrt
+CUDA_FOLDERS := -L$(CUDA_DIR)/lib -L$(CUDA_DIR)/lib64
+CUDA_LINK := $(CUDA_FOLDERS) -lcudart_static -ldl -lrt
 
+# The same as without CUDA, and the way into caches on a GPU; CUDA's own runtime is in it.
 build/cuda/libinferscale-connector.so: $(CONNECTOR_SRC:%.c=build/shared/%.o) build/shared/src/cuda/dev.o \
         build/cuda/libinferscale-cuda.a
 	@$(CXX) -shared -pthread -Wl,--exclude-libs,ALL -o $@ $^ -ljansson -lxxhash -lm $(CUDA_LINK)
 
+# A library of CUDA's by its whole name, since Python's packages have it under no other.
 of_cuda   = -l:$(notdir $(firstword $(wildcard $(CUDA_DIR)/lib/$1.so.1? $(CUDA_DIR)/lib64/$1.so.1?)))
 CUBLAS    = $(call of_cuda,libcublas) -Wl,-rpath-link,$(CUDA_DIR)/lib -Wl,-rpath,$(CUDA_DIR)/lib:$(CUDA_DIR)/lib64
 
 # The program, with the exact scan on a GPU. It has CUDA's runtime as llama.cpp's CUDA build has it: one in a process.
 build/cuda/inferscale: $(CLI_OBJ) $(CUDA_SRC:%.c=build/shared/%.o) build/cuda/libinferscale-cuda.a $(B)/libinferscale.a
-	@$(CXX) $(LDFLAGS) -o $@ $^ build/cuda/libinferscale-cuda.a $(LDLIBS) $(CUBLAS) $(CUDA_LIBS) $(call of_cuda,libcudart)
+	@$(CXX) $(LDFLAGS) -o $@ $^ build/cuda/libinferscale-cuda.a $(LDLIBS) $(CUBLAS) $(CUDA_FOLDERS) $(call of_cuda,libcudart)
 
 GPU_BENCH_SRC := $(wildcard bench/gpu/*.c src/kv/*.c src/retrieve/scan*.c) src/common/common.c
 
