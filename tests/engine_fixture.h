@@ -79,8 +79,12 @@ static inline void fixture_encode(is_engine *engine, const int32_t *prefix, uint
                                   is_encode_target *targets, size_t n)
 {
     is_error err = {0};
-    is_encode_job job = {
-        .prefix = prefix, .n_prefix = n_prefix, .recipe = "isolated", .targets = targets, .n_targets = n};
+    is_encode_job job = {.prefix = prefix,
+                         .n_prefix = n_prefix,
+                         .n_shared = n_prefix,
+                         .recipe = "isolated",
+                         .targets = targets,
+                         .n_targets = n};
     if (engine->ops->encode(engine, &job, &err) != IS_OK) fail_msg("%s", err.text);
 }
 

@@ -261,6 +261,7 @@ static void test_kept_prefixes(void **state)
         is_encode_target target = {.tokens = tokens + i, .n_tokens = 4};
         is_encode_job job = {.prefix = tokens + i,
                              .n_prefix = 30,
+                             .n_shared = 30,
                              .recipe = "primed:1",
                              .scope = 1 + i % 2,
                              .targets = &target,
@@ -279,6 +280,7 @@ static void test_kept_prefixes(void **state)
     is_encode_target target = {.tokens = tokens, .n_tokens = 4};
     is_encode_job job = {.prefix = tokens + IS_KEPT_PREFIXES,
                          .n_prefix = 30,
+                         .n_shared = 30,
                          .recipe = "primed:1",
                          .scope = 1,
                          .targets = &target,
@@ -292,6 +294,61 @@ static void test_kept_prefixes(void **state)
     engine->ops->forget(engine, 1);
     assert_int_equal(cache->bytes, 0);
     free(tokens);
+    is_engine_close(engine);
+}
+
+/* Behind a shared part and one of its own a target has what it has behind all of it in one piece, and the shared part
+ * alone is kept. */
+static void encode_shared(const char *variable)
+{
+    is_engine *engine = fixture_open(variable, 512, 1);
+    const is_prefix_cache *cache = &((is_llama *)engine)->prefixes;
+    is_error err = {0};
+    int32_t *text = fixture_tokens(engine, 71, 90);
+    int32_t prefix[2][60];
+    is_encode_target whole[2], parts[2], again;
+    for (size_t i = 0; i < 2; i++) { /* 40 in common, then 20 others */
+        memcpy(prefix[i], text, 40 * sizeof *text);
+        memcpy(prefix[i] + 40, text + 40 + 20 * i, 20 * sizeof *text);
+        whole[i] = parts[i] = again = (is_encode_target){.tokens = text + 80, .n_tokens = 10};
+    }
+    for (size_t i = 0; i < 2; i++) {
+        is_encode_job job = {.prefix = prefix[i],
+                             .n_prefix = 60,
+                             .n_shared = 40,
+                             .recipe = "primed:1",
+                             .targets = &parts[i],
+                             .n_targets = 1};
+        assert_int_equal(engine->ops->encode(engine, &job, &err), IS_OK);
+        size_t n = 0;
+        for (size_t j = 0; j < IS_KEPT_PREFIXES; j++) {
+            if (cache->kept[j].state == NULL) continue;
+            assert_int_equal(cache->kept[j].n, 40);
+            n++;
+        }
+        assert_int_equal(n, 1);
+    }
+    const uint64_t restored = cache->clock;
+    for (size_t i = 0; i < 2; i++) fixture_encode(engine, prefix[i], 60, &whole[i], 1);
+    for (size_t i = 0; i < 2; i++) {
+        double same = chunk_difference(&whole[i], &parts[i]), other = chunk_difference(&whole[1 - i], &parts[i]);
+        if (!(same < other / 2)) fail_msg("%s: off by %g, behind the other's part by %g", variable, same, other);
+    }
+    /* The encoder holds something else, and the shared part comes back. */
+    is_encode_target between = {.tokens = text + 50, .n_tokens = 10};
+    fixture_encode(engine, text + 1, 20, &between, 1);
+    is_encode_job job = {
+        .prefix = prefix[0], .n_prefix = 60, .n_shared = 40, .recipe = "isolated", .targets = &again, .n_targets = 1};
+    const uint64_t before = cache->clock;
+    assert_int_equal(engine->ops->encode(engine, &job, &err), IS_OK);
+    assert_int_equal(cache->clock, before + 1);
+    assert_true(before > restored);
+    assert_true(chunk_difference(&parts[0], &again) < 1e-6);
+    free_targets(whole, 2);
+    free_targets(parts, 2);
+    free(again.bytes);
+    free(between.bytes);
+    free(text);
     is_engine_close(engine);
 }
 
@@ -309,12 +366,19 @@ static void test_encode_neighbours(void **state)
     encode_neighbours(WINDOW_MODEL);
 }
 
+static void test_encode_shared(void **state)
+{
+    (void)state;
+    encode_shared(CHAT_MODEL);
+    encode_shared(WINDOW_MODEL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_encode_ways),      cmocka_unit_test(test_kept_prefixes),
-        cmocka_unit_test(test_encode_behind),    cmocka_unit_test(test_encode_neighbours),
-        cmocka_unit_test(test_injected_answers),
+        cmocka_unit_test(test_encode_ways),   cmocka_unit_test(test_kept_prefixes),
+        cmocka_unit_test(test_encode_behind), cmocka_unit_test(test_encode_neighbours),
+        cmocka_unit_test(test_encode_shared), cmocka_unit_test(test_injected_answers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -250,7 +250,7 @@ static int32_t *prefix_of(is_memory *m, const int64_t *ids, size_t n, uint32_t *
     return all;
 }
 
-/* The fact's chunk was made behind the header and the lines of these others, or of a mean the first share was. */
+/* The fact's chunk was made behind the header and the lines of these others. */
 static void assert_behind(is_memory *m, int64_t fact, const int64_t *others, size_t n)
 {
     is_error err = {0};
@@ -319,6 +319,70 @@ static void count_encoded(void *user, uint32_t facts, double ms)
     *(uint32_t *)user += facts;
 }
 
+/* The nearest facts stand behind the primer, the nearest first; all of the eight oldest, and none twice. */
+static void assert_near(is_memory *m, const int64_t *f, size_t fact, int64_t *nearest)
+{
+    const size_t primers[2][2] = {{1, 5}, {3, 7}};
+    const size_t *primer = primers[fact == 1 || fact == 5];
+    int64_t others[4] = {f[primer[0]], f[primer[1]]};
+    size_t n = 2;
+    is_error err = {0};
+    is_fact_list *found;
+    check(is_search(m, &NORA, TEXTS[fact], N_TEXTS, NULL, &found, &err), &err);
+    for (size_t i = 0; i < found->n && n < 4; i++) {
+        int64_t id = found->facts[i].id;
+        if (id <= f[7] && id != f[fact] && id != others[0] && id != others[1]) others[n++] = id;
+    }
+    assert_int_equal(n, 4);
+    assert_behind(m, f[fact], others, 4);
+    *nearest = others[2];
+    is_fact_list_free(found);
+}
+
+static void test_near_facts_stand_in_front(void **state)
+{
+    (void)state;
+    is_options o = plain_options();
+    o.recipe = "primed:2+near:2";
+    is_memory *m = open_with(&o);
+    int64_t f[N_TEXTS], nearest = 0, scope;
+    is_error err = {0};
+    bool ready;
+    size_t n;
+    add(m, &NORA, 0, 8, f);
+    encode(m);
+    for (size_t i = 8; i < N_TEXTS; i++) {
+        add(m, &NORA, i, i + 1, &f[i]);
+        encode(m);
+    }
+    for (size_t i = 0; i < N_TEXTS; i++) assert_near(m, f, i, &nearest);
+    check(is_memory_scope(m, &NORA, false, &scope, &err), &err);
+    check(is_forget(m, &NORA, &nearest, 1, &n, &err), &err);
+    check(is_store_ready(m->store, scope, &f[N_TEXTS - 1], 1, &m->key, &ready, &err), &err);
+    assert_false(ready);
+    is_close(m);
+}
+
+/* A chunk with near facts in front is made anew when the scope has doubled, as others are, whichever these were. */
+static void test_near_facts_grow_with_the_scope(void **state)
+{
+    (void)state;
+    is_options o = plain_options();
+    o.recipe = "primed:2+near:4";
+    is_memory *m = open_with(&o);
+    uint32_t encoded = 0;
+    add(m, &NORA, 0, N_TEXTS, NULL);
+    encode(m);
+    is_set_on_encoded(m, count_encoded, &encoded);
+    add(m, &NORA, 0, 3, NULL);
+    encode(m);
+    assert_int_equal(encoded, 3);
+    add(m, &NORA, 3, 4, NULL);
+    encode(m);
+    assert_int_equal(encoded, 3 + N_TEXTS + 4);
+    is_close(m);
+}
+
 /* Where the context has no room for all lines, what was made behind fewer is not made anew with every fact that comes.
  * The first fact is short, so that the others' lines are more than those that the last two have in front. */
 static void test_lines_that_do_not_fit(void **state)
@@ -354,11 +418,27 @@ static void test_lines_that_do_not_fit(void **state)
 static void test_names_of_recipes(void **state)
 {
     (void)state;
-    static const char *const good[] = {"isolated",  "window:1",          "window:200",       "primed:0",
-                                       "primed:64", "primed:8+window:5", "primed:0+window:3"};
-    static const char *const bad[] = {
-        "",          "primed",           "primed:",  "primed:65",  "primed:8x2",        "primed:8+",
-        "primed:8 ", "primed:8+window:", "window:0", "window:201", "window:2+primed:8", "primed:-1"};
+    static const char *const good[] = {"isolated",          "window:1",        "window:200",
+                                       "primed:0",          "primed:64",       "primed:8+window:5",
+                                       "primed:0+window:3", "primed:1+near:1", "primed:64+near:16"};
+    static const char *const bad[] = {"",
+                                      "primed",
+                                      "primed:",
+                                      "primed:65",
+                                      "primed:8x2",
+                                      "primed:8+",
+                                      "primed:8 ",
+                                      "primed:8+window:",
+                                      "window:0",
+                                      "window:201",
+                                      "window:2+primed:8",
+                                      "primed:-1",
+                                      "primed:8+near:",
+                                      "primed:8+near:0",
+                                      "primed:8+near:17",
+                                      "primed:0+near:4",
+                                      "near:4",
+                                      "primed:8+near:4+window:5"};
     is_recipe recipe;
     is_error err;
     char name[IS_RECIPE_MAX];
@@ -739,6 +819,8 @@ int main(void)
         WITH_FOLDER(test_forgetting_reaches_what_was_encoded_behind),
         WITH_FOLDER(test_recipe_and_header_put_old_chunks_out_of_use),
         WITH_FOLDER(test_primers_grow_with_the_scope),
+        WITH_FOLDER(test_near_facts_stand_in_front),
+        WITH_FOLDER(test_near_facts_grow_with_the_scope),
         WITH_FOLDER(test_lines_that_do_not_fit),
         cmocka_unit_test(test_names_of_recipes),
         WITH_FOLDER(test_window_recipe_uses_the_turns),

@@ -105,6 +105,7 @@ typedef struct is_encode_target {
 typedef struct is_encode_job {
     const int32_t *prefix; /* may be empty; p_ref of the chunks is n_prefix */
     uint32_t n_prefix;
+    uint32_t n_shared;         /* of them are also in front of other jobs' targets, and worth being kept computed */
     const char *recipe;        /* written into the chunks */
     uint64_t scope;            /* as is_plan.scope */
     const atomic_bool *cancel; /* may be NULL; looked at between steps: IS_ECANCELED */

@@ -27,13 +27,15 @@
 #define MOST_WAIT_S 60 /* of the worker after failures */
 
 #define MOST_PRIMERS 2
-#define MOST_LINES   IS_RECIPE_MAX_PRIMER /* of a primer */
+#define MOST_LINES   IS_RECIPE_MAX_PRIMER                        /* of a primer */
+#define MOST_DEPS    (IS_RECIPE_MAX_PRIMER + IS_RECIPE_MAX_NEAR) /* of a prefix */
 
 /* What stands before a fact. */
 typedef struct prefix {
     int32_t *tokens;
     uint32_t n;
-    int64_t deps[MOST_LINES]; /* ids of the facts in it */
+    uint32_t n_shared;       /* of the tokens stand before other facts too */
+    int64_t deps[MOST_DEPS]; /* ids of the facts in it */
     size_t n_deps;
 } prefix;
 
@@ -43,6 +45,7 @@ typedef struct primers {
     prefix prefixes[MOST_PRIMERS];
     uint32_t n;
     is_fact_list *few; /* the oldest facts of a scope that has few, where each has a prefix of its own; else NULL */
+    int64_t last;      /* the youngest of the oldest facts, of which the lines are */
     int64_t renew;     /* a chunk with no fact from this id on in front of it is of a smaller scope; 0: none is */
 } primers;
 
@@ -95,7 +98,9 @@ static is_status append_fact(is_memory *memory, const is_fact *fact, prefix *p, 
 /* The header, where the recipe has it, into a prefix that is empty. */
 static is_status prefix_begin(is_memory *memory, prefix *p, is_error *err)
 {
-    return memory->recipe.header ? append(p, memory->header, memory->n_header, err) : IS_OK;
+    is_status status = memory->recipe.header ? append(p, memory->header, memory->n_header, err) : IS_OK;
+    p->n_shared = p->n;
+    return status;
 }
 
 /* The tokens of one turn of conversation. */
@@ -158,6 +163,29 @@ static int64_t youngest(const prefix *p)
     return most;
 }
 
+/*
+ * The lines of the scope's facts that are most like this one, the nearest first.  Of the oldest ones only, as with
+ * primers: so they stay as they are while facts are added, and what was made when the scope was smaller has none in
+ * front that is younger than what primers were made of then.
+ */
+static is_status append_near(is_memory *memory, int64_t scope, const is_fact *fact, int64_t last, prefix *p,
+                             is_error *err)
+{
+    uint32_t near = 0;
+    double embed_ms, rank_ms;
+    is_fact_list *list = NULL;
+    if (memory->recipe.near == 0) return IS_OK;
+    is_status status = is_rank(memory, scope, fact->text, IS_MAX_K, NULL, &list, &embed_ms, &rank_ms, err);
+    for (size_t i = 0; status == IS_OK && i < list->n && near < memory->recipe.near; i++) {
+        const is_fact *other = &list->facts[i];
+        if (other->id > last || other->id == fact->id || holds(p, other->id)) continue;
+        status = append_fact(memory, other, p, err);
+        near++;
+    }
+    is_fact_list_free(list);
+    return status;
+}
+
 /* Of few facts the youngest ones but the fact itself, oldest first. */
 static is_status prefix_of_few(is_memory *memory, const is_fact_list *few, int64_t fact, prefix *out, is_error *err)
 {
@@ -192,10 +220,12 @@ static is_status spread(is_memory *memory, int64_t scope, uint64_t basis, uint32
     uint64_t ranks[MOST_PRIMERS * MOST_LINES];
     int64_t ids[MOST_PRIMERS * MOST_LINES];
     const size_t lines = (size_t)p->n * lines_of_one;
+    const uint64_t last = basis - 1;
     is_fact_list *facts = NULL;
     *whole = true;
     for (size_t i = 0; i < lines; i++) ranks[i] = (2 * i + 1) * basis / (2 * lines);
     is_status status = is_store_at_ranks(memory->store, scope, ranks, lines, ids, err);
+    if (status == IS_OK) status = is_store_at_ranks(memory->store, scope, &last, 1, &p->last, err);
     if (status == IS_OK) status = is_store_get(memory->store, scope, ids, lines, &facts, err);
     for (uint32_t j = 0; status == IS_OK && j < p->n; j++) {
         prefix *one = &p->prefixes[j];
@@ -203,6 +233,7 @@ static is_status spread(is_memory *memory, int64_t scope, uint64_t basis, uint32
         status = prefix_begin(memory, one, err);
         for (size_t i = j; status == IS_OK && i < facts->n; i += p->n, n++)
             status = append_fact(memory, &facts->facts[i], one, err);
+        one->n_shared = one->n;
         if (one->n_deps < n) *whole = false;
         if (j == 0 || youngest(one) < p->renew) p->renew = youngest(one);
     }
@@ -325,6 +356,7 @@ static is_status batch_run(encode_run *run, int64_t scope, const prefix *p, batc
     if (n == 0) return IS_OK;
     is_encode_job job = {.prefix = p->tokens,
                          .n_prefix = p->n,
+                         .n_shared = p->n_shared,
                          .recipe = m->recipe_name,
                          .scope = (uint64_t)scope,
                          .cancel = &m->closing,
@@ -368,7 +400,13 @@ static uint32_t primer_of(const primers *p, int64_t fact)
     return j;
 }
 
-/* A fact whose prefix is its own: it has a window, or is one of few. */
+/* Each fact has a prefix of its own, or one that goes on behind the primer. */
+static bool alone(const is_memory *m, const primers *p)
+{
+    return p->few != NULL || m->recipe.window > 0 || m->recipe.near > 0;
+}
+
+/* A fact whose prefix is its own. */
 static is_status encode_alone(encode_run *run, int64_t scope, const primers *p, const is_fact *fact, is_error *err)
 {
     is_memory *m = run->memory;
@@ -384,6 +422,7 @@ static is_status encode_alone(encode_run *run, int64_t scope, const primers *p, 
         own.n = 0;
         status = append(&own, shared->tokens, shared->n, err);
     }
+    if (status == IS_OK && p->few == NULL) status = append_near(m, scope, fact, p->last, &own, err);
     if (status == IS_OK) status = append_window(m, scope, fact, m->recipe.window, &own, err);
     if (status == IS_OK) status = batch_add(m, &own, fact, &b, err);
     if (status == IS_OK) status = batch_run(run, scope, &own, &b, err);
@@ -394,24 +433,26 @@ static is_status encode_alone(encode_run *run, int64_t scope, const primers *p, 
 
 /* ------------------------------------------------------------ everything pending */
 
+/* Primer by primer, so that the engine computes each once. */
 static is_status encode_list(encode_run *run, int64_t scope, const primers *p, const is_fact *facts, size_t n,
                              is_error *err)
 {
     is_memory *m = run->memory;
-    batch batches[MOST_PRIMERS] = {{.n = 0}};
+    batch b = {.n = 0};
     is_status status = IS_OK;
-    for (size_t i = 0; status == IS_OK && i < n; i++) {
-        if (p->few != NULL || m->recipe.window > 0) {
-            status = encode_alone(run, scope, p, &facts[i], err);
-            continue;
+    for (uint32_t j = 0; status == IS_OK && j < p->n; j++) {
+        for (size_t i = 0; status == IS_OK && i < n; i++) {
+            if (primer_of(p, facts[i].id) != j) continue;
+            if (alone(m, p)) {
+                status = encode_alone(run, scope, p, &facts[i], err);
+                continue;
+            }
+            if (b.n == JOB) status = batch_run(run, scope, &p->prefixes[j], &b, err);
+            if (status == IS_OK) status = batch_add(m, &p->prefixes[j], &facts[i], &b, err);
         }
-        uint32_t j = primer_of(p, facts[i].id);
-        if (batches[j].n == JOB) status = batch_run(run, scope, &p->prefixes[j], &batches[j], err);
-        if (status == IS_OK) status = batch_add(m, &p->prefixes[j], &facts[i], &batches[j], err);
+        if (status == IS_OK) status = batch_run(run, scope, &p->prefixes[j], &b, err);
     }
-    for (uint32_t j = 0; status == IS_OK && j < p->n; j++)
-        status = batch_run(run, scope, &p->prefixes[j], &batches[j], err);
-    for (uint32_t j = 0; j < MOST_PRIMERS; j++) batch_clear(&batches[j]);
+    batch_clear(&b);
     return status;
 }
 

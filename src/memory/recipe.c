@@ -31,21 +31,27 @@ is_status is_recipe_parse(const char *name, is_recipe *out, is_error *err)
         if (*at == '\0') return IS_OK;
         ok = *at++ == '+';
     }
+    if (ok && out->primer > 0 && take_part(&at, "near:", IS_RECIPE_MAX_NEAR, &out->near) && *at == '\0' &&
+        out->near > 0)
+        return IS_OK;
     if (ok && take_part(&at, "window:", IS_RECIPE_MAX_WINDOW, &out->window) && *at == '\0' &&
         (out->header || out->window > 0))
         return IS_OK;
     return is_fail(err, IS_EINVAL,
-                   "\"%s\" is no recipe; there are isolated, window:1 to window:%d, primed:0 to primed:%d, and "
-                   "primed:N+window:W",
-                   name, IS_RECIPE_MAX_WINDOW, IS_RECIPE_MAX_PRIMER);
+                   "\"%s\" is no recipe; there are isolated, window:1 to window:%d, primed:0 to primed:%d, "
+                   "primed:N+near:1 to primed:N+near:%d with N above 0, and primed:N+window:W",
+                   name, IS_RECIPE_MAX_WINDOW, IS_RECIPE_MAX_PRIMER, IS_RECIPE_MAX_NEAR);
 }
 
 void is_recipe_name(const is_recipe *r, char out[IS_RECIPE_MAX])
 {
-    char window[24] = "";
-    if (r->window > 0) (void)snprintf(window, sizeof window, "window:%u", r->window);
+    char behind[24] = "";
+    if (r->near > 0)
+        (void)snprintf(behind, sizeof behind, "near:%u", r->near);
+    else if (r->window > 0)
+        (void)snprintf(behind, sizeof behind, "window:%u", r->window);
     if (r->header)
-        (void)snprintf(out, IS_RECIPE_MAX, "primed:%u%s%s", r->primer, r->window > 0 ? "+" : "", window);
+        (void)snprintf(out, IS_RECIPE_MAX, "primed:%u%s%s", r->primer, behind[0] != '\0' ? "+" : "", behind);
     else
-        (void)snprintf(out, IS_RECIPE_MAX, "%s", r->window > 0 ? window : "isolated");
+        (void)snprintf(out, IS_RECIPE_MAX, "%s", behind[0] != '\0' ? behind : "isolated");
 }

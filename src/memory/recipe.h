@@ -5,6 +5,7 @@
  *   window:w             the w turns of conversation that end at the fact's source (the paper's
  *                        Context-Window Encoding, arXiv 2607.27090)
  *   primed:n             the prompt's header and n other fact lines of the same scope
+ *   primed:n+near:m      header, n fact lines, then the m that are most like the fact, the nearest first
  *   primed:n+window:w    header, n fact lines, then the window
  *
  * What stands before a fact matters more than how much: a few of the same user's fact lines behind the real
@@ -17,11 +18,13 @@
 
 #define IS_RECIPE_DEFAULT    "primed:32"
 #define IS_RECIPE_MAX_PRIMER 64
+#define IS_RECIPE_MAX_NEAR   16
 #define IS_RECIPE_MAX_WINDOW 200
 
 typedef struct is_recipe {
     bool header;     /* the prompt's header stands first */
     uint32_t primer; /* fact lines behind it */
+    uint32_t near;   /* lines of the facts that are most like it, behind those */
     uint32_t window; /* turns of conversation behind those */
 } is_recipe;
 

@@ -1,8 +1,8 @@
 /*
  * Encoding: facts behind a prefix become chunks.
  *
- * The encoder is a context of its own with one unified cache.  The prefix (header and primer, or header and
- * window) is decoded once and stays resident in sequence 0; each target of a step gets a sequence that shares
+ * The encoder is a context of its own with one unified cache.  The prefix (header, primer, and what is in front of one
+ * fact only) is decoded once and stays resident in sequence 0; each target of a step gets a sequence that shares
  * the prefix's cells and sees no other target.  So encoding behind a primer costs little more than without:
  * the primer's tokens are computed once for many facts.
  *
@@ -65,42 +65,46 @@ void is_encoder_close(is_llama *engine)
     engine->encode_prefix_n = 0;
 }
 
-/*
- * Keeps the beginning that the resident prefix and the job's have in common, and removes the rest; returns its length.
- * Where rows have to go from behind it, a sliding window may have lost some before it that are to be seen again, so
- * with one nothing is kept then.
- */
-static uint32_t keep_common(is_llama *engine, const is_encode_job *job)
+/* How much of the resident prefix the job's begins with. */
+static uint32_t common(const is_llama *engine, const is_encode_job *job)
 {
-    llama_memory_t memory = llama_get_memory(engine->encoder);
     uint32_t n = engine->encode_prefix_n < job->n_prefix ? engine->encode_prefix_n : job->n_prefix;
     uint32_t same = 0;
     while (same < n && engine->encode_prefix[same] == job->prefix[same]) same++;
-    if (same == engine->encode_prefix_n && same > 0) return same;
-    if (engine->shape.n_caches != 1) same = 0;
-    if (same == 0 || !llama_memory_seq_rm(memory, 0, (llama_pos)same, -1)) {
-        llama_memory_clear(memory, false);
-        same = 0;
-    }
-    return same;
+    /* Where rows have to go from behind it, a sliding window may have lost some before it that are to be seen again. */
+    return same < engine->encode_prefix_n && engine->shape.n_caches != 1 ? 0 : same;
+}
+
+/*
+ * Leaves in sequence 0 a beginning of the job's prefix and nothing else, as long a one as there is: of the resident
+ * prefix, or what is kept of the part that jobs share.  Returns its length.
+ */
+static uint32_t keep_beginning(is_llama *engine, const is_encode_job *job)
+{
+    llama_memory_t memory = llama_get_memory(engine->encoder);
+    uint32_t same = common(engine, job);
+    if (same < job->n_shared && is_prefix_restore(engine, job)) return job->n_shared;
+    if (same > 0 && (same == engine->encode_prefix_n || llama_memory_seq_rm(memory, 0, (llama_pos)same, -1)))
+        return same;
+    llama_memory_clear(memory, false);
+    return 0;
 }
 
 static bool is_resident(const is_llama *engine, const is_encode_job *job)
 {
-    return engine->encode_prefix_n == job->n_prefix &&
-           (job->n_prefix == 0 || memcmp(engine->encode_prefix, job->prefix, job->n_prefix * sizeof *job->prefix) == 0);
+    return engine->encode_prefix_n == job->n_prefix && common(engine, job) == job->n_prefix;
 }
 
 /*
- * Makes sequence 0 hold the job's prefix and nothing else.  Where the step may not give way to requests it decodes one
- * piece only.  What is missing then, or when it gave way, is for later steps; what was done stays.
+ * Brings sequence 0 closer to holding the job's prefix and nothing else: up to where the shared part ends or, with
+ * that, to its end.  Where the step may not give way to requests it decodes one piece only.  What is missing then, or
+ * when it gave way, is for later steps; what was done stays.
  */
 static is_status load_prefix(is_llama *engine, const is_encode_job *job, bool may_abort, bool *aborted, is_error *err)
 {
     *aborted = false;
     if (is_resident(engine, job)) return IS_OK;
-    bool restored = job->n_prefix > 0 && is_prefix_restore(engine, job);
-    uint32_t same = restored ? job->n_prefix : keep_common(engine, job);
+    uint32_t same = keep_beginning(engine, job);
     engine->encode_prefix_n = same;
     int32_t *kept = realloc(engine->encode_prefix, (job->n_prefix + 1) * sizeof *kept);
     if (kept == NULL) return is_fail(err, IS_ENOMEM, "no memory to keep the encode prefix");
@@ -108,12 +112,13 @@ static is_status load_prefix(is_llama *engine, const is_encode_job *job, bool ma
     if (job->n_prefix > 0) memcpy(kept, job->prefix, job->n_prefix * sizeof *kept);
     if (same == job->n_prefix) return IS_OK;
     engine->encode_batch.n_tokens = 0;
-    uint32_t end = !may_abort && job->n_prefix - same > IS_LLAMA_PIECE ? same + IS_LLAMA_PIECE : job->n_prefix;
+    uint32_t end = same < job->n_shared ? job->n_shared : job->n_prefix;
+    if (!may_abort && end - same > IS_LLAMA_PIECE) end = same + IS_LLAMA_PIECE;
     for (uint32_t i = same; i < end; i++) is_batch_add(&engine->encode_batch, job->prefix[i], (int32_t)i, 0, false);
     is_status status = decode(engine, may_abort, aborted, err);
     if (status != IS_OK) return status;
     engine->encode_prefix_n = (uint32_t)(llama_memory_seq_pos_max(llama_get_memory(engine->encoder), 0) + 1);
-    if (engine->encode_prefix_n == job->n_prefix) is_prefix_keep(engine, job);
+    if (engine->encode_prefix_n == job->n_shared) is_prefix_keep(engine, job);
     return IS_OK;
 }
 

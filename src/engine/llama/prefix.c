@@ -46,7 +46,7 @@ bool is_prefix_restore(is_llama *engine, const is_encode_job *job)
     pthread_mutex_lock(&cache->lock);
     for (size_t i = 0; i < IS_KEPT_PREFIXES && !restored; i++) {
         is_kept_prefix *p = &cache->kept[i];
-        if (p->state == NULL || p->n != job->n_prefix || p->scope != job->scope ||
+        if (p->state == NULL || p->n != job->n_shared || p->scope != job->scope ||
             memcmp(p->tokens, job->prefix, p->n * sizeof *p->tokens) != 0)
             continue;
         llama_memory_clear(memory, false);
@@ -68,8 +68,8 @@ void is_prefix_keep(is_llama *engine, const is_encode_job *job)
     if (p != NULL) {
         *p = (is_kept_prefix){.state = malloc(size),
                               .size = size,
-                              .tokens = malloc(job->n_prefix * sizeof *p->tokens),
-                              .n = job->n_prefix,
+                              .tokens = malloc(job->n_shared * sizeof *p->tokens),
+                              .n = job->n_shared,
                               .scope = job->scope,
                               .used = ++cache->clock};
         if (p->state != NULL && p->tokens != NULL &&
