@@ -352,6 +352,52 @@ static void encode_shared(const char *variable)
     is_engine_close(engine);
 }
 
+/* Facts one behind the other: what was a target is in front of the next one, and has what it has when it is a prefix.
+ */
+static void encode_chain(const char *variable)
+{
+    is_engine *engine = fixture_open(variable, 512, 1);
+    const is_llama *llama = (is_llama *)engine;
+    is_error err = {0};
+    int32_t *text = fixture_tokens(engine, 81, 80);
+    is_encode_target link[4], whole[4];
+    for (size_t i = 0; i < 4; i++) {
+        const uint32_t n_prefix = 40 + 10 * (uint32_t)i;
+        link[i] = whole[i] = (is_encode_target){.tokens = text + n_prefix, .n_tokens = 10};
+        is_encode_job job = {.prefix = text,
+                             .n_prefix = n_prefix,
+                             .n_shared = 40,
+                             .recipe = "primed:1",
+                             .targets = &link[i],
+                             .n_targets = 1};
+        assert_int_equal(engine->ops->encode(engine, &job, &err), IS_OK);
+        assert_int_equal(llama->encode_prefix_n, n_prefix + (llama->shape.n_caches == 1 ? 10 : 0));
+    }
+    for (size_t i = 0; i < 4; i++) {
+        int32_t *other = fixture_tokens(engine, 82, 80);
+        is_encode_target wrong = whole[i];
+        const uint32_t n_prefix = 40 + 10 * (uint32_t)i;
+        is_encode_target pair[2] = {whole[i], whole[i]}; /* two targets are not in place */
+        fixture_encode(engine, text, n_prefix, pair, 2);
+        fixture_encode(engine, other, n_prefix, &wrong, 1);
+        double same = chunk_difference(&pair[0], &link[i]), not_same = chunk_difference(&pair[0], &wrong);
+        if (!(same < not_same / 2)) fail_msg("%s, %zu: off by %g, behind others by %g", variable, i, same, not_same);
+        free_targets(pair, 2);
+        free(wrong.bytes);
+        free(other);
+    }
+    free_targets(link, 4);
+    free(text);
+    is_engine_close(engine);
+}
+
+static void test_encode_chain(void **state)
+{
+    (void)state;
+    encode_chain(CHAT_MODEL);
+    encode_chain(WINDOW_MODEL);
+}
+
 static void test_encode_ways(void **state)
 {
     (void)state;
@@ -376,9 +422,10 @@ static void test_encode_shared(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_encode_ways),   cmocka_unit_test(test_kept_prefixes),
-        cmocka_unit_test(test_encode_behind), cmocka_unit_test(test_encode_neighbours),
-        cmocka_unit_test(test_encode_shared), cmocka_unit_test(test_injected_answers),
+        cmocka_unit_test(test_encode_ways),      cmocka_unit_test(test_kept_prefixes),
+        cmocka_unit_test(test_encode_behind),    cmocka_unit_test(test_encode_neighbours),
+        cmocka_unit_test(test_encode_shared),    cmocka_unit_test(test_encode_chain),
+        cmocka_unit_test(test_injected_answers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -363,12 +363,39 @@ static void test_near_facts_stand_in_front(void **state)
     is_close(m);
 }
 
-/* A chunk with near facts in front is made anew when the scope has doubled, as others are, whichever these were. */
-static void test_near_facts_grow_with_the_scope(void **state)
+/* Facts stand behind the primer and those of their chain that are not in it; but the eleventh stands in front of none
+ * before there are sixteen, since primers are to have it then. */
+static void test_chains(void **state)
 {
     (void)state;
     is_options o = plain_options();
-    o.recipe = "primed:2+near:4";
+    o.recipe = "primed:2+chain:4";
+    is_memory *m = open_with(&o);
+    int64_t f[N_TEXTS];
+    add(m, &OMAR, 0, 3, NULL);
+    add(m, &NORA, 0, 11, f);
+    encode(m);
+    add(m, &OMAR, 3, 4, NULL);
+    add(m, &NORA, 11, N_TEXTS, &f[11]);
+    encode(m);
+    for (size_t i = 0; i < N_TEXTS; i++) {
+        const size_t primers[2][2] = {{1, 5}, {3, 7}};
+        const size_t *primer = primers[i == 1 || i == 5];
+        int64_t others[5] = {f[primer[0]], f[primer[1]]};
+        size_t n = 2;
+        for (size_t j = i / 4 * 4; j < i; j++)
+            if (j != primer[0] && j != primer[1] && j != 10) others[n++] = f[j];
+        assert_behind(m, f[i], others, n);
+    }
+    is_close(m);
+}
+
+/* A chunk with more than the primer in front is made anew when the scope has doubled, as others are, whatever that was.
+ */
+static void grow_behind(const char *recipe)
+{
+    is_options o = plain_options();
+    o.recipe = recipe;
     is_memory *m = open_with(&o);
     uint32_t encoded = 0;
     add(m, &NORA, 0, N_TEXTS, NULL);
@@ -381,6 +408,15 @@ static void test_near_facts_grow_with_the_scope(void **state)
     encode(m);
     assert_int_equal(encoded, 3 + N_TEXTS + 4);
     is_close(m);
+    assert_int_equal(tear_down(NULL) + set_up(NULL), 0); /* the next one begins with nothing */
+}
+
+static void test_others_grow_with_the_scope(void **state)
+{
+    (void)state;
+    grow_behind("primed:2+near:4");
+    grow_behind("primed:2+chain:8");
+    grow_behind("primed:3+chain:4");
 }
 
 /* Where the context has no room for all lines, what was made behind fewer is not made anew with every fact that comes.
@@ -418,9 +454,9 @@ static void test_lines_that_do_not_fit(void **state)
 static void test_names_of_recipes(void **state)
 {
     (void)state;
-    static const char *const good[] = {"isolated",          "window:1",        "window:200",
-                                       "primed:0",          "primed:64",       "primed:8+window:5",
-                                       "primed:0+window:3", "primed:1+near:1", "primed:64+near:16"};
+    static const char *const good[] = {"isolated",          "window:1",          "window:200",        "primed:0",
+                                       "primed:64",         "primed:8+window:5", "primed:0+window:3", "primed:1+near:1",
+                                       "primed:64+near:16", "primed:1+chain:2",  "primed:64+chain:32"};
     static const char *const bad[] = {"",
                                       "primed",
                                       "primed:",
@@ -438,6 +474,10 @@ static void test_names_of_recipes(void **state)
                                       "primed:8+near:17",
                                       "primed:0+near:4",
                                       "near:4",
+                                      "chain:4",
+                                      "primed:8+chain:1",
+                                      "primed:8+chain:33",
+                                      "primed:0+chain:4",
                                       "primed:8+near:4+window:5"};
     is_recipe recipe;
     is_error err;
@@ -820,7 +860,8 @@ int main(void)
         WITH_FOLDER(test_recipe_and_header_put_old_chunks_out_of_use),
         WITH_FOLDER(test_primers_grow_with_the_scope),
         WITH_FOLDER(test_near_facts_stand_in_front),
-        WITH_FOLDER(test_near_facts_grow_with_the_scope),
+        WITH_FOLDER(test_others_grow_with_the_scope),
+        WITH_FOLDER(test_chains),
         WITH_FOLDER(test_lines_that_do_not_fit),
         cmocka_unit_test(test_names_of_recipes),
         WITH_FOLDER(test_window_recipe_uses_the_turns),

@@ -50,7 +50,7 @@ static const step full[] = {
     {"recall", "recall", true, true},
     {"fidelity",
      "fidelity --limit 100 --fresh 0 --fresh 5" PAPERS RECIPE("primed:0") RECIPE("primed:8") RECIPE("primed:16")
-         RECIPE("primed:8+window:5") RECIPE("primed:32+near:4") OURS,
+         RECIPE("primed:8+window:5") RECIPE("primed:32+chain:16") RECIPE("primed:32+near:4") OURS,
      true, false},
     {"fidelity, 10 facts", "fidelity --limit 100 -k 10" RECIPE("isolated") OURS, true, false},
     {"fidelity, 20 facts", "fidelity --limit 100 -k 20" RECIPE("isolated") OURS, true, false},

@@ -41,8 +41,8 @@ static void make_table(table *all, is_cli *cli, const is_cli_spec *spec)
         {"upstream-key", 0, IS_CLI_TEXT, &cli->upstream_key, 0, 0, "KEY",
          "their API key; better in $INFERSCALE_UPSTREAM_KEY"},
         {"recipe", 0, IS_CLI_TEXT, &cli->recipe, 0, 0, "RECIPE",
-         "what stands before a fact when it is encoded: isolated, primed:N, window:W, primed:N+near:M "
-         "or primed:N+window:W (default: the store's own)"},
+         "what stands before a fact when it is encoded: isolated, primed:N, window:W, primed:N+chain:M, "
+         "primed:N+near:M or primed:N+window:W (default: the store's own)"},
         {"context", 0, IS_CLI_UINT, &cli->context, 1, 1 << 24, "TOKENS", "longest prompt with its answer"},
         {"slots", 0, IS_CLI_UINT, &cli->slots, 1, 256, "N", "requests answered at the same time"},
         {"threads", 0, IS_CLI_UINT, &cli->threads, 1, 1024, "N", "default: one for each core"},

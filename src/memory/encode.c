@@ -27,8 +27,8 @@
 #define MOST_WAIT_S 60 /* of the worker after failures */
 
 #define MOST_PRIMERS 2
-#define MOST_LINES   IS_RECIPE_MAX_PRIMER                        /* of a primer */
-#define MOST_DEPS    (IS_RECIPE_MAX_PRIMER + IS_RECIPE_MAX_NEAR) /* of a prefix */
+#define MOST_LINES   IS_RECIPE_MAX_PRIMER                         /* of a primer */
+#define MOST_DEPS    (IS_RECIPE_MAX_PRIMER + IS_RECIPE_MAX_CHAIN) /* of a prefix */
 
 /* What stands before a fact. */
 typedef struct prefix {
@@ -45,7 +45,8 @@ typedef struct primers {
     prefix prefixes[MOST_PRIMERS];
     uint32_t n;
     is_fact_list *few; /* the oldest facts of a scope that has few, where each has a prefix of its own; else NULL */
-    int64_t last;      /* the youngest of the oldest facts, of which the lines are */
+    int64_t near;      /* facts from this id on are too young to stand in front as near ones */
+    int64_t chain;     /* the same for chains */
     int64_t renew;     /* a chunk with no fact from this id on in front of it is of a smaller scope; 0: none is */
 } primers;
 
@@ -168,7 +169,7 @@ static int64_t youngest(const prefix *p)
  * primers: so they stay as they are while facts are added, and what was made when the scope was smaller has none in
  * front that is younger than what primers were made of then.
  */
-static is_status append_near(is_memory *memory, int64_t scope, const is_fact *fact, int64_t last, prefix *p,
+static is_status append_near(is_memory *memory, int64_t scope, const is_fact *fact, int64_t until, prefix *p,
                              is_error *err)
 {
     uint32_t near = 0;
@@ -178,10 +179,27 @@ static is_status append_near(is_memory *memory, int64_t scope, const is_fact *fa
     is_status status = is_rank(memory, scope, fact->text, IS_MAX_K, NULL, &list, &embed_ms, &rank_ms, err);
     for (size_t i = 0; status == IS_OK && i < list->n && near < memory->recipe.near; i++) {
         const is_fact *other = &list->facts[i];
-        if (other->id > last || other->id == fact->id || holds(p, other->id)) continue;
+        if (other->id >= until || other->id == fact->id || holds(p, other->id)) continue;
         status = append_fact(memory, other, p, err);
         near++;
     }
+    is_fact_list_free(list);
+    return status;
+}
+
+/* The lines of the facts that stand before it in its chain. */
+static is_status append_chain(is_memory *memory, int64_t scope, const is_fact *fact, int64_t until, prefix *p,
+                              is_error *err)
+{
+    int64_t ids[IS_RECIPE_MAX_CHAIN];
+    size_t n = 0, others = 0;
+    is_fact_list *list = NULL;
+    if (memory->recipe.chain == 0) return IS_OK;
+    is_status status = is_store_group_before(memory->store, scope, fact->id, memory->recipe.chain, ids, &n, err);
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] < until && !holds(p, ids[i])) ids[others++] = ids[i];
+    if (status == IS_OK) status = is_store_get(memory->store, scope, ids, others, &list, err);
+    for (size_t i = 0; status == IS_OK && i < list->n; i++) status = append_fact(memory, &list->facts[i], p, err);
     is_fact_list_free(list);
     return status;
 }
@@ -220,12 +238,10 @@ static is_status spread(is_memory *memory, int64_t scope, uint64_t basis, uint32
     uint64_t ranks[MOST_PRIMERS * MOST_LINES];
     int64_t ids[MOST_PRIMERS * MOST_LINES];
     const size_t lines = (size_t)p->n * lines_of_one;
-    const uint64_t last = basis - 1;
     is_fact_list *facts = NULL;
     *whole = true;
     for (size_t i = 0; i < lines; i++) ranks[i] = (2 * i + 1) * basis / (2 * lines);
     is_status status = is_store_at_ranks(memory->store, scope, ranks, lines, ids, err);
-    if (status == IS_OK) status = is_store_at_ranks(memory->store, scope, &last, 1, &p->last, err);
     if (status == IS_OK) status = is_store_get(memory->store, scope, ids, lines, &facts, err);
     for (uint32_t j = 0; status == IS_OK && j < p->n; j++) {
         prefix *one = &p->prefixes[j];
@@ -238,6 +254,23 @@ static is_status spread(is_memory *memory, int64_t scope, uint64_t basis, uint32
         if (j == 0 || youngest(one) < p->renew) p->renew = youngest(one);
     }
     is_fact_list_free(facts);
+    return status;
+}
+
+/*
+ * When the scope has doubled, what has none in front that is younger than the oldest of the last lines of primers is
+ * made anew.  So these lines, and what is younger, stand in front of nothing before: the first of them is at this rank
+ * when 2 * basis facts are dealt out.
+ */
+static is_status set_limits(is_memory *memory, int64_t scope, uint64_t basis, primers *p, is_error *err)
+{
+    const uint64_t lines = 2 * (memory->recipe.primer < basis ? memory->recipe.primer : basis);
+    const uint64_t next = (2 * lines - 3) * basis / lines;
+    const uint64_t ranks[2] = {next < basis ? next : basis, next}; /* the first, where a primer has one line */
+    int64_t ids[2];
+    is_status status = is_store_at_ranks(memory->store, scope, ranks, 2, ids, err);
+    p->near = ids[0] == 0 ? INT64_MAX : ids[0];
+    p->chain = ids[1] == 0 ? INT64_MAX : ids[1];
     return status;
 }
 
@@ -266,7 +299,7 @@ static is_status primers_read(is_memory *memory, int64_t scope, primers *out, is
         primers_free(out);
         status = spread(memory, scope, basis, (uint32_t)lines, out, &whole, err);
     }
-    return status;
+    return status == IS_OK ? set_limits(memory, scope, basis, out, err) : status;
 }
 
 void is_forget_prefixes(is_memory *m, int64_t scope)
@@ -403,7 +436,7 @@ static uint32_t primer_of(const primers *p, int64_t fact)
 /* Each fact has a prefix of its own, or one that goes on behind the primer. */
 static bool alone(const is_memory *m, const primers *p)
 {
-    return p->few != NULL || m->recipe.window > 0 || m->recipe.near > 0;
+    return p->few != NULL || m->recipe.chain > 0 || m->recipe.near > 0 || m->recipe.window > 0;
 }
 
 /* A fact whose prefix is its own. */
@@ -422,7 +455,8 @@ static is_status encode_alone(encode_run *run, int64_t scope, const primers *p, 
         own.n = 0;
         status = append(&own, shared->tokens, shared->n, err);
     }
-    if (status == IS_OK && p->few == NULL) status = append_near(m, scope, fact, p->last, &own, err);
+    if (status == IS_OK && p->few == NULL) status = append_chain(m, scope, fact, p->chain, &own, err);
+    if (status == IS_OK && p->few == NULL) status = append_near(m, scope, fact, p->near, &own, err);
     if (status == IS_OK) status = append_window(m, scope, fact, m->recipe.window, &own, err);
     if (status == IS_OK) status = batch_add(m, &own, fact, &b, err);
     if (status == IS_OK) status = batch_run(run, scope, &own, &b, err);

@@ -31,6 +31,9 @@ is_status is_recipe_parse(const char *name, is_recipe *out, is_error *err)
         if (*at == '\0') return IS_OK;
         ok = *at++ == '+';
     }
+    if (ok && out->primer > 0 && take_part(&at, "chain:", IS_RECIPE_MAX_CHAIN, &out->chain) && *at == '\0' &&
+        out->chain > 1)
+        return IS_OK;
     if (ok && out->primer > 0 && take_part(&at, "near:", IS_RECIPE_MAX_NEAR, &out->near) && *at == '\0' &&
         out->near > 0)
         return IS_OK;
@@ -39,14 +42,17 @@ is_status is_recipe_parse(const char *name, is_recipe *out, is_error *err)
         return IS_OK;
     return is_fail(err, IS_EINVAL,
                    "\"%s\" is no recipe; there are isolated, window:1 to window:%d, primed:0 to primed:%d, "
-                   "primed:N+near:1 to primed:N+near:%d with N above 0, and primed:N+window:W",
-                   name, IS_RECIPE_MAX_WINDOW, IS_RECIPE_MAX_PRIMER, IS_RECIPE_MAX_NEAR);
+                   "primed:N+chain:2 to primed:N+chain:%d and primed:N+near:1 to primed:N+near:%d with N above 0, and "
+                   "primed:N+window:W",
+                   name, IS_RECIPE_MAX_WINDOW, IS_RECIPE_MAX_PRIMER, IS_RECIPE_MAX_CHAIN, IS_RECIPE_MAX_NEAR);
 }
 
 void is_recipe_name(const is_recipe *r, char out[IS_RECIPE_MAX])
 {
     char behind[24] = "";
-    if (r->near > 0)
+    if (r->chain > 0)
+        (void)snprintf(behind, sizeof behind, "chain:%u", r->chain);
+    else if (r->near > 0)
         (void)snprintf(behind, sizeof behind, "near:%u", r->near);
     else if (r->window > 0)
         (void)snprintf(behind, sizeof behind, "window:%u", r->window);

@@ -5,6 +5,8 @@
  *   window:w             the w turns of conversation that end at the fact's source (the paper's
  *                        Context-Window Encoding, arXiv 2607.27090)
  *   primed:n             the prompt's header and n other fact lines of the same scope
+ *   primed:n+chain:m     header, n fact lines, then those that were added before the fact, of each m that follow one
+ *                        another
  *   primed:n+near:m      header, n fact lines, then the m that are most like the fact, the nearest first
  *   primed:n+window:w    header, n fact lines, then the window
  *
@@ -18,12 +20,14 @@
 
 #define IS_RECIPE_DEFAULT    "primed:32"
 #define IS_RECIPE_MAX_PRIMER 64
+#define IS_RECIPE_MAX_CHAIN  32
 #define IS_RECIPE_MAX_NEAR   16
 #define IS_RECIPE_MAX_WINDOW 200
 
 typedef struct is_recipe {
     bool header;     /* the prompt's header stands first */
     uint32_t primer; /* fact lines behind it */
+    uint32_t chain;  /* facts of a chain, where each stands behind those before it; 0: there are none */
     uint32_t near;   /* lines of the facts that are most like it, behind those */
     uint32_t window; /* turns of conversation behind those */
 } is_recipe;

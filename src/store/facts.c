@@ -276,6 +276,30 @@ is_status is_store_at_ranks(is_store *store, int64_t scope, const uint64_t *rank
     return status;
 }
 
+is_status is_store_group_before(is_store *store, int64_t scope, int64_t id, size_t most, int64_t *ids, size_t *n,
+                                is_error *err)
+{
+    sqlite3_stmt *stmt = NULL;
+    int64_t rank = 0;
+    bool row = true;
+    is_db_lock(store);
+    is_status status =
+        is_db_int(store, &rank, NULL, err, "SELECT count(*) FROM fact WHERE scope = ? AND id < ?", "ii", scope, id);
+    const size_t before = (size_t)rank % most;
+    if (status == IS_OK)
+        status =
+            is_db_query(store, &stmt, err, "SELECT id FROM fact WHERE scope = ? AND id < ? ORDER BY id DESC LIMIT ?",
+                        "iii", scope, id, (int64_t)before);
+    for (size_t i = before; status == IS_OK && row && i > 0; i--) {
+        status = is_db_step(store, stmt, &row, err);
+        if (status == IS_OK && row) ids[i - 1] = sqlite3_column_int64(stmt, 0);
+    }
+    is_db_end(stmt);
+    is_db_unlock(store);
+    *n = before;
+    return status;
+}
+
 is_status is_store_list(is_store *store, int64_t scope, int64_t after, size_t limit, is_fact_list **out, is_error *err)
 {
     static const char FACTS[] = "SELECT id, text, source, time, metadata, created FROM fact"

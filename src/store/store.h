@@ -71,6 +71,10 @@ is_status is_store_count_facts(is_store *store, int64_t scope, uint64_t *n, is_e
  * so many. */
 is_status is_store_at_ranks(is_store *store, int64_t scope, const uint64_t *ranks, size_t n, int64_t *ids,
                             is_error *err);
+/* Where the scope's facts, by rising id, are dealt into groups of `most`: the ids of those that stand before this one
+ * in its group, by rising id.  ids [most - 1], *n of them. */
+is_status is_store_group_before(is_store *store, int64_t scope, int64_t id, size_t most, int64_t *ids, size_t *n,
+                                is_error *err);
 /* These facts, in this order; an id that is not there (forgotten meanwhile) is left out.  A changed fact says here, as
  * everywhere, what it says since its last change. */
 is_status is_store_get(is_store *store, int64_t scope, const int64_t *ids, size_t n, is_fact_list **out, is_error *err);

@@ -3,8 +3,8 @@
  *
  * The encoder is a context of its own with one unified cache.  The prefix (header, primer, and what is in front of one
  * fact only) is decoded once and stays resident in sequence 0; each target of a step gets a sequence that shares
- * the prefix's cells and sees no other target.  So encoding behind a primer costs little more than without:
- * the primer's tokens are computed once for many facts.
+ * the prefix's cells and sees no other target.  So encoding behind a primer costs little more than without: the
+ * primer's tokens are computed once for many facts.
  *
  * A step gives way when a request is waiting: the engine's abort callback ends the decode, what it left is
  * removed, and the step is done again later.
@@ -268,6 +268,36 @@ static is_status encode_group(is_llama *engine, is_encode_job *job, size_t begin
     return status;
 }
 
+/*
+ * A job's only target goes into sequence 0 and stays there: the next job's prefix may go on with it, as where facts are
+ * encoded each behind the one before it.
+ */
+static is_status encode_in_place(is_llama *engine, is_encode_job *job, bool may_abort, bool *aborted, is_error *err)
+{
+    is_encode_target *target = &job->targets[0];
+    const uint32_t end = job->n_prefix + target->n_tokens;
+    size_t size = 0;
+    int32_t *kept = realloc(engine->encode_prefix, (size_t)end * sizeof *kept);
+    if (kept == NULL) return is_fail(err, IS_ENOMEM, "no memory to keep the encode prefix");
+    engine->encode_prefix = kept;
+    engine->encode_batch.n_tokens = 0;
+    for (uint32_t i = 0; i < target->n_tokens; i++)
+        is_batch_add(&engine->encode_batch, target->tokens[i], (int32_t)(job->n_prefix + i), 0, false);
+    is_status status = decode(engine, may_abort, aborted, err);
+    if (status != IS_OK) return status;
+    if (!*aborted) status = read_state(engine, 0, &size, err);
+    if (!*aborted && status == IS_OK)
+        status =
+            is_chunk_extract(engine, engine->encode_blob, size, job->n_prefix, job->prefix, job->recipe, target, err);
+    if (*aborted || status != IS_OK) {
+        llama_memory_seq_rm(llama_get_memory(engine->encoder), 0, (llama_pos)job->n_prefix, -1);
+        return status;
+    }
+    memcpy(kept + job->n_prefix, target->tokens, target->n_tokens * sizeof *kept);
+    engine->encode_prefix_n = end;
+    return IS_OK;
+}
+
 static is_status check_job(const is_llama *engine, const is_encode_job *job, is_error *err)
 {
     if (!engine->injectable) return is_fail(err, IS_EUNSUPPORTED, "chunks cannot be made: %s", engine->why_not);
@@ -293,7 +323,10 @@ is_status is_encode_step(is_llama *engine, is_job *job, uint32_t most, bool may_
     if (status != IS_OK || *aborted || engine->encode_prefix_n < encode->n_prefix) return status;
     size_t begin, end;
     next_group(engine, encode, most, &begin, &end);
-    if (begin < end) status = encode_group(engine, encode, begin, end, may_abort, aborted, &job->err);
+    if (begin < end && encode->n_targets == 1 && engine->shape.n_caches == 1)
+        status = encode_in_place(engine, encode, may_abort, aborted, &job->err);
+    else if (begin < end)
+        status = encode_group(engine, encode, begin, end, may_abort, aborted, &job->err);
     if (status != IS_OK) return status;
     *finished = !*aborted && end == encode->n_targets;
     return IS_OK;
