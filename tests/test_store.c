@@ -452,6 +452,34 @@ static void raw_sql(world *w, const char *sql)
     (void)sqlite3_close(db);
 }
 
+/* By rank in the scope, whatever other scopes have between. */
+static void test_ranks_and_groups(void **state)
+{
+    world *w = *state;
+    int64_t ids[11], got[4];
+    size_t n;
+    const uint64_t ranks[4] = {0, 4, 10, 11};
+    int64_t other = other_scope(w, "bob");
+    for (int i = 0; i < 11; i++) {
+        ids[i] = add(w, w->scope, "a fact");
+        (void)add(w, other, "another");
+    }
+    assert_int_equal(is_store_at_ranks(w->store, w->scope, ranks, 4, got, &w->err), IS_OK);
+    const int64_t want[4] = {ids[0], ids[4], ids[10], 0};
+    assert_memory_equal(got, want, sizeof want);
+    for (size_t i = 0; i < 11; i++) {
+        assert_int_equal(is_store_group_before(w->store, w->scope, ids[i], 4, got, &n, &w->err), IS_OK);
+        assert_int_equal(n, i % 4);
+        assert_memory_equal(got, &ids[i - n], n * sizeof *got);
+    }
+    /* A database that another program has damaged is complained of. */
+    reopen(w);
+    raw_sql(w, "PRAGMA foreign_keys = off; ALTER TABLE fact RENAME TO gone");
+    assert_int_not_equal(is_store_at_ranks(w->store, w->scope, ranks, 4, got, &w->err), IS_OK);
+    assert_int_not_equal(is_store_group_before(w->store, w->scope, ids[9], 4, got, &n, &w->err), IS_OK);
+    assert_int_equal(n, 0);
+}
+
 static void count_line(void *user, const char *line)
 {
     assert_true(line[0] != '\0');
@@ -790,6 +818,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_facts_round_trip),
         TEST(test_paging_and_get),
+        TEST(test_ranks_and_groups),
         TEST(test_limits),
         TEST(test_filters),
         TEST(test_windows),

@@ -173,6 +173,7 @@ is_status is_db_step(is_store *store, sqlite3_stmt *stmt, bool *row, is_error *e
 
 void is_db_end(sqlite3_stmt *stmt)
 {
+    if (stmt == NULL) return;
     (void)sqlite3_reset(stmt);
     (void)sqlite3_clear_bindings(stmt);
 }

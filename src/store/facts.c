@@ -280,23 +280,25 @@ is_status is_store_group_before(is_store *store, int64_t scope, int64_t id, size
                                 is_error *err)
 {
     sqlite3_stmt *stmt = NULL;
-    int64_t rank = 0;
+    size_t found = 0;
     bool row = true;
     is_db_lock(store);
-    is_status status =
-        is_db_int(store, &rank, NULL, err, "SELECT count(*) FROM fact WHERE scope = ? AND id < ?", "ii", scope, id);
-    const size_t before = (size_t)rank % most;
-    if (status == IS_OK)
-        status =
-            is_db_query(store, &stmt, err, "SELECT id FROM fact WHERE scope = ? AND id < ? ORDER BY id DESC LIMIT ?",
-                        "iii", scope, id, (int64_t)before);
-    for (size_t i = before; status == IS_OK && row && i > 0; i--) {
+    is_status status = is_db_query(store, &stmt, err,
+                                   "SELECT id FROM fact WHERE scope = ?1 AND id < ?2 ORDER BY id DESC"
+                                   " LIMIT (SELECT count(*) FROM fact WHERE scope = ?1 AND id < ?2) % ?3",
+                                   "iii", scope, id, (int64_t)most);
+    while (status == IS_OK && row) {
         status = is_db_step(store, stmt, &row, err);
-        if (status == IS_OK && row) ids[i - 1] = sqlite3_column_int64(stmt, 0);
+        if (status == IS_OK && row) ids[found++] = sqlite3_column_int64(stmt, 0);
     }
     is_db_end(stmt);
     is_db_unlock(store);
-    *n = before;
+    *n = status == IS_OK ? found : 0;
+    for (size_t i = 0; i < found / 2; i++) { /* the youngest came first */
+        int64_t other = ids[i];
+        ids[i] = ids[found - 1 - i];
+        ids[found - 1 - i] = other;
+    }
     return status;
 }
 

@@ -62,7 +62,7 @@ is_status is_db_fail(is_store *store, is_error *err);
 is_status is_db_query(is_store *store, sqlite3_stmt **out, is_error *err, const char *sql, const char *kinds, ...);
 /* The next row: *row says whether there was one. */
 is_status is_db_step(is_store *store, sqlite3_stmt *stmt, bool *row, is_error *err);
-void is_db_end(sqlite3_stmt *stmt);
+void is_db_end(sqlite3_stmt *stmt); /* NULL: there was none */
 /* A statement without rows; *changes may be NULL. */
 is_status is_db_run(is_store *store, int64_t *changes, is_error *err, const char *sql, const char *kinds, ...);
 /* The first column of the first row; *found may be NULL, and *value is 0 without a row or where it is NULL. */
