@@ -75,17 +75,23 @@ static inline int32_t *fixture_tokenize(is_engine *engine, const char *text, uin
     return tokens;
 }
 
-static inline void fixture_encode(is_engine *engine, const int32_t *prefix, uint32_t n_prefix,
-                                  is_encode_target *targets, size_t n)
+static inline void fixture_encode_shared(is_engine *engine, const int32_t *prefix, uint32_t n_prefix, uint32_t n_shared,
+                                         is_encode_target *targets, size_t n)
 {
     is_error err = {0};
     is_encode_job job = {.prefix = prefix,
                          .n_prefix = n_prefix,
-                         .n_shared = n_prefix,
+                         .n_shared = n_shared,
                          .recipe = "isolated",
                          .targets = targets,
                          .n_targets = n};
     if (engine->ops->encode(engine, &job, &err) != IS_OK) fail_msg("%s", err.text);
+}
+
+static inline void fixture_encode(is_engine *engine, const int32_t *prefix, uint32_t n_prefix,
+                                  is_encode_target *targets, size_t n)
+{
+    fixture_encode_shared(engine, prefix, n_prefix, n_prefix, targets, n);
 }
 
 static inline is_chunk fixture_chunk(const is_encode_target *target)

@@ -303,7 +303,6 @@ static void encode_shared(const char *variable)
 {
     is_engine *engine = fixture_open(variable, 512, 1);
     const is_prefix_cache *cache = &((is_llama *)engine)->prefixes;
-    is_error err = {0};
     int32_t *text = fixture_tokens(engine, 71, 90);
     int32_t prefix[2][60];
     is_encode_target whole[2], parts[2], again;
@@ -313,13 +312,7 @@ static void encode_shared(const char *variable)
         whole[i] = parts[i] = again = (is_encode_target){.tokens = text + 80, .n_tokens = 10};
     }
     for (size_t i = 0; i < 2; i++) {
-        is_encode_job job = {.prefix = prefix[i],
-                             .n_prefix = 60,
-                             .n_shared = 40,
-                             .recipe = "primed:1",
-                             .targets = &parts[i],
-                             .n_targets = 1};
-        assert_int_equal(engine->ops->encode(engine, &job, &err), IS_OK);
+        fixture_encode_shared(engine, prefix[i], 60, 40, &parts[i], 1);
         size_t n = 0;
         for (size_t j = 0; j < IS_KEPT_PREFIXES; j++) {
             if (cache->kept[j].state == NULL) continue;
@@ -337,10 +330,8 @@ static void encode_shared(const char *variable)
     /* The encoder holds something else, and the shared part comes back. */
     is_encode_target between = {.tokens = text + 50, .n_tokens = 10};
     fixture_encode(engine, text + 1, 20, &between, 1);
-    is_encode_job job = {
-        .prefix = prefix[0], .n_prefix = 60, .n_shared = 40, .recipe = "isolated", .targets = &again, .n_targets = 1};
     const uint64_t before = cache->clock;
-    assert_int_equal(engine->ops->encode(engine, &job, &err), IS_OK);
+    fixture_encode_shared(engine, prefix[0], 60, 40, &again, 1);
     assert_int_equal(cache->clock, before + 1);
     assert_true(before > restored);
     assert_true(chunk_difference(&parts[0], &again) < 1e-6);
@@ -358,34 +349,28 @@ static void encode_chain(const char *variable)
 {
     is_engine *engine = fixture_open(variable, 512, 1);
     const is_llama *llama = (is_llama *)engine;
-    is_error err = {0};
     int32_t *text = fixture_tokens(engine, 81, 80);
-    is_encode_target link[4], whole[4];
+    is_encode_target link[4];
     for (size_t i = 0; i < 4; i++) {
         const uint32_t n_prefix = 40 + 10 * (uint32_t)i;
-        link[i] = whole[i] = (is_encode_target){.tokens = text + n_prefix, .n_tokens = 10};
-        is_encode_job job = {.prefix = text,
-                             .n_prefix = n_prefix,
-                             .n_shared = 40,
-                             .recipe = "primed:1",
-                             .targets = &link[i],
-                             .n_targets = 1};
-        assert_int_equal(engine->ops->encode(engine, &job, &err), IS_OK);
+        link[i] = (is_encode_target){.tokens = text + n_prefix, .n_tokens = 10};
+        fixture_encode_shared(engine, text, n_prefix, 40, &link[i], 1);
         assert_int_equal(llama->encode_prefix_n, n_prefix + (llama->shape.n_caches == 1 ? 10 : 0));
     }
+    int32_t *other = fixture_tokens(engine, 82, 80);
     for (size_t i = 0; i < 4; i++) {
-        int32_t *other = fixture_tokens(engine, 82, 80);
-        is_encode_target wrong = whole[i];
         const uint32_t n_prefix = 40 + 10 * (uint32_t)i;
-        is_encode_target pair[2] = {whole[i], whole[i]}; /* two targets are not in place */
+        const is_encode_target same_tokens = {.tokens = text + n_prefix, .n_tokens = 10};
+        is_encode_target wrong = same_tokens;
+        is_encode_target pair[2] = {same_tokens, same_tokens}; /* two targets are not in place */
         fixture_encode(engine, text, n_prefix, pair, 2);
         fixture_encode(engine, other, n_prefix, &wrong, 1);
         double same = chunk_difference(&pair[0], &link[i]), not_same = chunk_difference(&pair[0], &wrong);
         if (!(same < not_same / 2)) fail_msg("%s, %zu: off by %g, behind others by %g", variable, i, same, not_same);
         free_targets(pair, 2);
         free(wrong.bytes);
-        free(other);
     }
+    free(other);
     free_targets(link, 4);
     free(text);
     is_engine_close(engine);

@@ -319,11 +319,17 @@ static void count_encoded(void *user, uint32_t facts, double ms)
     *(uint32_t *)user += facts;
 }
 
+/* Of eight facts and two lines in a primer: those that the fact stands behind. */
+static const size_t *primer_of_eight(size_t fact)
+{
+    static const size_t primers[2][2] = {{1, 5}, {3, 7}};
+    return primers[fact == 1 || fact == 5];
+}
+
 /* The nearest facts stand behind the primer, the nearest first; all of the eight oldest, and none twice. */
 static void assert_near(is_memory *m, const int64_t *f, size_t fact, int64_t *nearest)
 {
-    const size_t primers[2][2] = {{1, 5}, {3, 7}};
-    const size_t *primer = primers[fact == 1 || fact == 5];
+    const size_t *primer = primer_of_eight(fact);
     int64_t others[4] = {f[primer[0]], f[primer[1]]};
     size_t n = 2;
     is_error err = {0};
@@ -379,8 +385,7 @@ static void test_chains(void **state)
     add(m, &NORA, 11, N_TEXTS, &f[11]);
     encode(m);
     for (size_t i = 0; i < N_TEXTS; i++) {
-        const size_t primers[2][2] = {{1, 5}, {3, 7}};
-        const size_t *primer = primers[i == 1 || i == 5];
+        const size_t *primer = primer_of_eight(i);
         int64_t others[5] = {f[primer[0]], f[primer[1]]};
         size_t n = 2;
         for (size_t j = i / 4 * 4; j < i; j++)

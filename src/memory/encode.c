@@ -45,8 +45,7 @@ typedef struct primers {
     prefix prefixes[MOST_PRIMERS];
     uint32_t n;
     is_fact_list *few; /* the oldest facts of a scope that has few, where each has a prefix of its own; else NULL */
-    int64_t near;      /* facts from this id on are too young to stand in front as near ones */
-    int64_t chain;     /* the same for chains */
+    int64_t until;     /* facts from this id on are too young to stand in front as near ones, or in a chain */
     int64_t renew;     /* a chunk with no fact from this id on in front of it is of a smaller scope; 0: none is */
 } primers;
 
@@ -262,15 +261,16 @@ static is_status spread(is_memory *memory, int64_t scope, uint64_t basis, uint32
  * made anew.  So these lines, and what is younger, stand in front of nothing before: the first of them is at this rank
  * when 2 * basis facts are dealt out.
  */
-static is_status set_limits(is_memory *memory, int64_t scope, uint64_t basis, primers *p, is_error *err)
+static is_status set_until(is_memory *memory, int64_t scope, uint64_t basis, primers *p, is_error *err)
 {
-    const uint64_t lines = 2 * (memory->recipe.primer < basis ? memory->recipe.primer : basis);
-    const uint64_t next = (2 * lines - 3) * basis / lines;
-    const uint64_t ranks[2] = {next < basis ? next : basis, next}; /* the first, where a primer has one line */
-    int64_t ids[2];
-    is_status status = is_store_at_ranks(memory->store, scope, ranks, 2, ids, err);
-    p->near = ids[0] == 0 ? INT64_MAX : ids[0];
-    p->chain = ids[1] == 0 ? INT64_MAX : ids[1];
+    const is_recipe *recipe = &memory->recipe;
+    const uint64_t lines = 2 * (recipe->primer < basis ? recipe->primer : basis);
+    uint64_t rank = (2 * lines - 3) * basis / lines; /* below the basis where a primer has one line */
+    int64_t id;
+    if (recipe->chain == 0 && recipe->near == 0) return IS_OK;
+    if (recipe->near > 0 && rank > basis) rank = basis;
+    is_status status = is_store_at_ranks(memory->store, scope, &rank, 1, &id, err);
+    p->until = id == 0 ? INT64_MAX : id;
     return status;
 }
 
@@ -299,7 +299,7 @@ static is_status primers_read(is_memory *memory, int64_t scope, primers *out, is
         primers_free(out);
         status = spread(memory, scope, basis, (uint32_t)lines, out, &whole, err);
     }
-    return status == IS_OK ? set_limits(memory, scope, basis, out, err) : status;
+    return status == IS_OK ? set_until(memory, scope, basis, out, err) : status;
 }
 
 void is_forget_prefixes(is_memory *m, int64_t scope)
@@ -454,9 +454,9 @@ static is_status encode_alone(encode_run *run, int64_t scope, const primers *p, 
         own.tokens = NULL;
         own.n = 0;
         status = append(&own, shared->tokens, shared->n, err);
+        if (status == IS_OK) status = append_chain(m, scope, fact, p->until, &own, err);
+        if (status == IS_OK) status = append_near(m, scope, fact, p->until, &own, err);
     }
-    if (status == IS_OK && p->few == NULL) status = append_chain(m, scope, fact, p->chain, &own, err);
-    if (status == IS_OK && p->few == NULL) status = append_near(m, scope, fact, p->near, &own, err);
     if (status == IS_OK) status = append_window(m, scope, fact, m->recipe.window, &own, err);
     if (status == IS_OK) status = batch_add(m, &own, fact, &b, err);
     if (status == IS_OK) status = batch_run(run, scope, &own, &b, err);

@@ -20,6 +20,12 @@ static bool take_part(const char **at, const char *name, uint32_t most, uint32_t
     return true;
 }
 
+/* The same for the last part, whose number is not below `least`. */
+static bool take_last(const char **at, const char *name, uint32_t least, uint32_t most, uint32_t *number)
+{
+    return take_part(at, name, most, number) && **at == '\0' && *number >= least;
+}
+
 is_status is_recipe_parse(const char *name, is_recipe *out, is_error *err)
 {
     const char *at = name;
@@ -31,15 +37,11 @@ is_status is_recipe_parse(const char *name, is_recipe *out, is_error *err)
         if (*at == '\0') return IS_OK;
         ok = *at++ == '+';
     }
-    if (ok && out->primer > 0 && take_part(&at, "chain:", IS_RECIPE_MAX_CHAIN, &out->chain) && *at == '\0' &&
-        out->chain > 1)
+    if (ok && out->primer > 0 &&
+        (take_last(&at, "chain:", 2, IS_RECIPE_MAX_CHAIN, &out->chain) ||
+         take_last(&at, "near:", 1, IS_RECIPE_MAX_NEAR, &out->near)))
         return IS_OK;
-    if (ok && out->primer > 0 && take_part(&at, "near:", IS_RECIPE_MAX_NEAR, &out->near) && *at == '\0' &&
-        out->near > 0)
-        return IS_OK;
-    if (ok && take_part(&at, "window:", IS_RECIPE_MAX_WINDOW, &out->window) && *at == '\0' &&
-        (out->header || out->window > 0))
-        return IS_OK;
+    if (ok && take_last(&at, "window:", out->header ? 0 : 1, IS_RECIPE_MAX_WINDOW, &out->window)) return IS_OK;
     return is_fail(err, IS_EINVAL,
                    "\"%s\" is no recipe; there are isolated, window:1 to window:%d, primed:0 to primed:%d, "
                    "primed:N+chain:2 to primed:N+chain:%d and primed:N+near:1 to primed:N+near:%d with N above 0, and "

@@ -284,8 +284,8 @@ is_status is_store_group_before(is_store *store, int64_t scope, int64_t id, size
     bool row = true;
     is_db_lock(store);
     is_status status = is_db_query(store, &stmt, err,
-                                   "SELECT id FROM fact WHERE scope = ?1 AND id < ?2 ORDER BY id DESC"
-                                   " LIMIT (SELECT count(*) FROM fact WHERE scope = ?1 AND id < ?2) % ?3",
+                                   "SELECT id FROM (SELECT id FROM fact WHERE scope = ?1 AND id < ?2 ORDER BY id DESC"
+                                   " LIMIT (SELECT count(*) FROM fact WHERE scope = ?1 AND id < ?2) % ?3) ORDER BY id",
                                    "iii", scope, id, (int64_t)most);
     while (status == IS_OK && row) {
         status = is_db_step(store, stmt, &row, err);
@@ -294,11 +294,6 @@ is_status is_store_group_before(is_store *store, int64_t scope, int64_t id, size
     is_db_end(stmt);
     is_db_unlock(store);
     *n = status == IS_OK ? found : 0;
-    for (size_t i = 0; i < found / 2; i++) { /* the youngest came first */
-        int64_t other = ids[i];
-        ids[i] = ids[found - 1 - i];
-        ids[found - 1 - i] = other;
-    }
     return status;
 }
 

@@ -65,6 +65,15 @@ void is_encoder_close(is_llama *engine)
     engine->encode_prefix_n = 0;
 }
 
+/* Room to say what the tokens of sequence 0 are. */
+static is_status reserve_prefix(is_llama *engine, uint32_t n, is_error *err)
+{
+    int32_t *kept = realloc(engine->encode_prefix, ((size_t)n + 1) * sizeof *kept);
+    if (kept == NULL) return is_fail(err, IS_ENOMEM, "no memory to keep the encode prefix");
+    engine->encode_prefix = kept;
+    return IS_OK;
+}
+
 /* How much of the resident prefix the job's begins with. */
 static uint32_t common(const is_llama *engine, const is_encode_job *job)
 {
@@ -106,16 +115,15 @@ static is_status load_prefix(is_llama *engine, const is_encode_job *job, bool ma
     if (is_resident(engine, job)) return IS_OK;
     uint32_t same = keep_beginning(engine, job);
     engine->encode_prefix_n = same;
-    int32_t *kept = realloc(engine->encode_prefix, (job->n_prefix + 1) * sizeof *kept);
-    if (kept == NULL) return is_fail(err, IS_ENOMEM, "no memory to keep the encode prefix");
-    engine->encode_prefix = kept;
-    if (job->n_prefix > 0) memcpy(kept, job->prefix, job->n_prefix * sizeof *kept);
+    is_status status = reserve_prefix(engine, job->n_prefix, err);
+    if (status != IS_OK) return status;
+    if (job->n_prefix > 0) memcpy(engine->encode_prefix, job->prefix, job->n_prefix * sizeof *job->prefix);
     if (same == job->n_prefix) return IS_OK;
     engine->encode_batch.n_tokens = 0;
     uint32_t end = same < job->n_shared ? job->n_shared : job->n_prefix;
     if (!may_abort && end - same > IS_LLAMA_PIECE) end = same + IS_LLAMA_PIECE;
     for (uint32_t i = same; i < end; i++) is_batch_add(&engine->encode_batch, job->prefix[i], (int32_t)i, 0, false);
-    is_status status = decode(engine, may_abort, aborted, err);
+    status = decode(engine, may_abort, aborted, err);
     if (status != IS_OK) return status;
     engine->encode_prefix_n = (uint32_t)(llama_memory_seq_pos_max(llama_get_memory(engine->encoder), 0) + 1);
     if (engine->encode_prefix_n == job->n_shared) is_prefix_keep(engine, job);
@@ -226,6 +234,23 @@ static is_status read_state(is_llama *engine, int32_t sequence, size_t *size, is
     return IS_OK;
 }
 
+/* A target's tokens behind the prefix into the batch. */
+static void add_target(is_llama *engine, const is_encode_job *job, const is_encode_target *target, int32_t sequence)
+{
+    for (uint32_t i = 0; i < target->n_tokens; i++)
+        is_batch_add(&engine->encode_batch, target->tokens[i], (int32_t)(job->n_prefix + i), sequence, false);
+}
+
+/* A target's chunk out of its sequence. */
+static is_status take_target(is_llama *engine, const is_encode_job *job, is_encode_target *target, int32_t sequence,
+                             is_error *err)
+{
+    size_t size;
+    is_status status = read_state(engine, sequence, &size, err);
+    if (status != IS_OK) return status;
+    return is_chunk_extract(engine, engine->encode_blob, size, job->n_prefix, job->prefix, job->recipe, target, err);
+}
+
 /* The next targets that fit into one step and, behind the prefix, into the context: [*begin, *end). */
 static void next_group(const is_llama *engine, const is_encode_job *job, uint32_t most, size_t *begin, size_t *end)
 {
@@ -251,19 +276,12 @@ static is_status encode_group(is_llama *engine, is_encode_job *job, size_t begin
     for (size_t t = begin; t < end; t++) {
         int32_t sequence = (int32_t)(t - begin) + 1;
         if (job->n_prefix > 0) llama_memory_seq_cp(memory, 0, sequence, -1, -1);
-        for (uint32_t i = 0; i < job->targets[t].n_tokens; i++)
-            is_batch_add(&engine->encode_batch, job->targets[t].tokens[i], (int32_t)(job->n_prefix + i), sequence,
-                         false);
+        add_target(engine, job, &job->targets[t], sequence);
     }
     is_status status = decode(engine, may_abort, aborted, err);
     if (status != IS_OK) return status;
-    for (size_t t = begin; status == IS_OK && !*aborted && t < end; t++) {
-        size_t size;
-        status = read_state(engine, (int32_t)(t - begin) + 1, &size, err);
-        if (status == IS_OK)
-            status = is_chunk_extract(engine, engine->encode_blob, size, job->n_prefix, job->prefix, job->recipe,
-                                      &job->targets[t], err);
-    }
+    for (size_t t = begin; status == IS_OK && !*aborted && t < end; t++)
+        status = take_target(engine, job, &job->targets[t], (int32_t)(t - begin) + 1, err);
     clear_targets(engine);
     return status;
 }
@@ -276,24 +294,18 @@ static is_status encode_in_place(is_llama *engine, is_encode_job *job, bool may_
 {
     is_encode_target *target = &job->targets[0];
     const uint32_t end = job->n_prefix + target->n_tokens;
-    size_t size = 0;
-    int32_t *kept = realloc(engine->encode_prefix, (size_t)end * sizeof *kept);
-    if (kept == NULL) return is_fail(err, IS_ENOMEM, "no memory to keep the encode prefix");
-    engine->encode_prefix = kept;
-    engine->encode_batch.n_tokens = 0;
-    for (uint32_t i = 0; i < target->n_tokens; i++)
-        is_batch_add(&engine->encode_batch, target->tokens[i], (int32_t)(job->n_prefix + i), 0, false);
-    is_status status = decode(engine, may_abort, aborted, err);
+    is_status status = reserve_prefix(engine, end, err);
     if (status != IS_OK) return status;
-    if (!*aborted) status = read_state(engine, 0, &size, err);
-    if (!*aborted && status == IS_OK)
-        status =
-            is_chunk_extract(engine, engine->encode_blob, size, job->n_prefix, job->prefix, job->recipe, target, err);
+    engine->encode_batch.n_tokens = 0;
+    add_target(engine, job, target, 0);
+    status = decode(engine, may_abort, aborted, err);
+    if (status != IS_OK) return status;
+    if (!*aborted) status = take_target(engine, job, target, 0, err);
     if (*aborted || status != IS_OK) {
         llama_memory_seq_rm(llama_get_memory(engine->encoder), 0, (llama_pos)job->n_prefix, -1);
         return status;
     }
-    memcpy(kept + job->n_prefix, target->tokens, target->n_tokens * sizeof *kept);
+    memcpy(engine->encode_prefix + job->n_prefix, target->tokens, target->n_tokens * sizeof *target->tokens);
     engine->encode_prefix_n = end;
     return IS_OK;
 }

@@ -317,8 +317,8 @@ bool is_direct_tell_device(is_llama *engine);
 
 /* Encodes the job's next targets, at most `most`.  may_abort: it gives way when a request is waiting; *aborted then. */
 is_status is_encode_step(is_llama *engine, is_job *job, uint32_t most, bool may_abort, bool *aborted, bool *finished);
-/* Owner thread: brings a kept prefix into the encoder's sequence 0, and nothing else stays there; false: it is not
- * kept. The second keeps the one that is there whole. */
+/* Owner thread: brings the job's shared part into the encoder's sequence 0, and nothing else stays there; false: it is
+ * not kept. The second keeps it, when it is there and nothing else is. */
 bool is_prefix_restore(is_llama *engine, const is_encode_job *job);
 void is_prefix_keep(is_llama *engine, const is_encode_job *job);
 /* What they take.  Any thread. */
